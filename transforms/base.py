@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dcir.errors import DcirError, InvalidGraph
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
 from dcir.ir.refusal import SWITCHED_OFF, Refusal
@@ -141,6 +142,36 @@ class Place:
     def released(self, net: Network, op: Op) -> bool:
         """Whether ``op`` is one that the run before had to leave to a pass that is through with it now."""
         return any(p.reserves(net, op) is not None for p in self.since)
+
+
+def applied(p: Pass, net: Network, place: Place) -> PassResult:
+    """What a pass answers.
+
+    Raises:
+        InvalidGraph: it fails with an error that is none of dcir's, or answers something else than a ``PassResult``.
+    """
+    where = f"{type(p).__module__}.{type(p).__qualname__}"
+    try:
+        outcome: object = p.apply_at(net, place)
+    except (DcirError, MemoryError):
+        raise
+    except Exception as error:  # passes are written by others, too: whatever it raises
+        if type(p).apply is Pass.apply and type(p).apply_at is Pass.apply_at:
+            raise InvalidGraph(
+                f"pass {p.name} has no apply", where=where, hint="def apply(self, net: Network) -> PassResult"
+            ) from error
+        raise InvalidGraph(
+            f"pass {p.name} fails: {type(error).__name__}: {error}",
+            where=where,
+            hint="leave it out of the pipeline, or repair it",
+        ) from error
+    if not isinstance(outcome, PassResult):
+        raise InvalidGraph(
+            f"pass {p.name} returns {outcome!r}",
+            where=where,
+            hint="a dcir.transforms.base.PassResult, with the number of its rewrites",
+        )
+    return outcome
 
 
 def _reserving(passes: Sequence[Pass]) -> tuple[Pass, ...]:

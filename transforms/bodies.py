@@ -5,7 +5,7 @@ from __future__ import annotations
 from dcir.ir.body import Body
 from dcir.ir.network import Network
 from dcir.ir.verify import verify
-from dcir.transforms.base import Pass, PassResult, Place
+from dcir.transforms.base import Pass, PassResult, Place, applied
 
 
 class Bodies:
@@ -41,7 +41,7 @@ class Bodies:
             copy.rewrites = net.rewrites.inside(*key) if net.rewrites is not None else None
         done = PassResult()
         inner.apply(p, place, copy, done)
-        own = p.apply_at(copy, place)
+        own = applied(p, copy, place)
         changed = done.changed + own.changed
         if changed:
             verify(copy)

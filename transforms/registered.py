@@ -24,10 +24,11 @@ def with_passes(passes: Sequence[Pass], *added: Pass) -> tuple[Pass, ...]:
     at the end of its tier: behind all passes of tiers up to its own that rewrite the graph (if it is ``final``, behind all of them).
 
     Raises:
-        OptionError: a pass names one that is not there, or wants to be in two places at once.
+        OptionError: what is added is no pass, names one that is not there, or wants to be in two places at once.
     """
     done = tuple(passes)
     for p in added:
+        _declared(p, where="with_passes")
         names = [q.name for q in done]
         for name in (*p.after, *p.before):
             if name not in names:
@@ -96,15 +97,28 @@ def _made(found: Extension) -> Pass:
     except Exception as error:  # another package's code: whatever it raises
         hint = "options of a pass need defaults"
         raise OptionError(f"{type(error).__name__}: {error}", where=found.package, hint=hint) from error
-    if not isinstance(made, Pass):
-        raise OptionError(f"{made!r} is no pass", where=found.package, hint="inherit from dcir.transforms.base.Pass")
-    if made.tier not in range(5):
-        raise OptionError(f"tier cannot be {made.tier!r}", where=_where(made), hint="one of 0, 1, 2, 3, 4")
-    for field in ("after", "before"):
-        names = getattr(made, field)
-        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise OptionError(f"{field} cannot be {names!r}", where=_where(made), hint=f'{field} = ("fuse-epilogues",)')
+    _declared(made, where=found.package)
+    assert isinstance(made, Pass)
     return made
+
+
+def _declared(p: object, where: str) -> None:
+    """Refuse what is no pass, or one that declares something impossible.
+
+    Raises:
+        OptionError: that.
+    """
+    if not isinstance(p, Pass):
+        hint = "inherit from dcir.transforms.base.Pass"
+        if isinstance(p, type) and issubclass(p, Pass):
+            hint = f"{p.__name__}()"
+        raise OptionError(f"{p!r} is no pass", where=where, hint=hint)
+    if p.tier not in range(5):
+        raise OptionError(f"tier cannot be {p.tier!r}", where=_where(p), hint="one of 0, 1, 2, 3, 4")
+    for field in ("after", "before"):
+        names = getattr(p, field)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise OptionError(f"{field} cannot be {names!r}", where=_where(p), hint=f'{field} = ("fuse-epilogues",)')
 
 
 def _where(p: Pass) -> str:

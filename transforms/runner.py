@@ -14,7 +14,7 @@ from dcir.ir.network import Network
 from dcir.ir.remarks import Remark, RewriteLog
 from dcir.ir.updates import settle
 from dcir.ir.verify import verify
-from dcir.transforms.base import Pass, Place
+from dcir.transforms.base import Pass, Place, applied
 from dcir.transforms.bodies import Bodies
 
 _LOG = logging.getLogger(__name__)
@@ -116,8 +116,8 @@ def run_passes(
         history: takes a snapshot before the first pass, and after every one that changed something.
 
     Raises:
-        InvalidGraph: a pass left the graph invalid, or does not say of an operator which others it came from, or of one that it took
-            out what has become of it.
+        InvalidGraph: a pass fails, answers no ``PassResult``, left the graph invalid, or does not say of an operator which others it
+            came from, or of one that it took out what has become of it.
         OptionError: ``until`` names no pass of the pipeline, its order is not what its passes declare, or a pass rewrites what a
             final one has settled.
     """
@@ -136,6 +136,7 @@ def run_passes(
                 progress(number + 1, len(passes))
             if p.name == until:
                 break
+        run.finish()
     finally:
         net.rewrites = None
     return run.records
@@ -151,6 +152,7 @@ class _Run:
         self.records: list[PassRecord] = []
         self.settled = ""
         self.bodies = Bodies()
+        self.silent: list[str] = []
         self._check()
         self.carried, self.imported = carried(net), len(net.origins.places)
         self.measured = self._measure()
@@ -162,7 +164,7 @@ class _Run:
         if (log := self.net.rewrites) is not None:
             log.begin(p.name, number)
         start = time.perf_counter()
-        outcome = p.apply_at(self.net, place)
+        outcome = applied(p, self.net, place)
         if p.in_bodies:
             self.bodies.apply(p, place, self.net, outcome)
         seconds = time.perf_counter() - start
@@ -186,7 +188,25 @@ class _Run:
             self._check()
             self._hold_origins(p)
             self._note(number)
+        self.silent = [] if outcome.changed else [*self.silent, p.name]
         return bool(outcome.changed)
+
+    def finish(self) -> None:
+        """Hold the rules against what the last passes left that say that they changed nothing.
+
+        Raises:
+            InvalidGraph: one of them changed the graph all the same, and left it invalid.
+        """
+        if not self.silent:
+            return
+        try:
+            verify(self.net)
+        except InvalidGraph as error:
+            raise InvalidGraph(
+                f"{error.message}, and the last passes say that they changed nothing",
+                where=error.where, hint="a PassResult with the number of rewrites in changed",
+                details=[*error.details, ("passes", ", ".join(self.silent))],
+            ) from None  # fmt: skip
 
     def _note(self, number: int) -> None:
         """Let the history take a snapshot, if there is one."""

@@ -140,7 +140,7 @@ class Handle:
         """The results of calls with one input from each iterable, in order; two calls for each stream run ahead.
 
         Raises:
-            InvalidInput, OptionError: as by ``submit``; and what a call raises, in its turn.
+            InvalidInput, OptionError: as by ``submit``; if an iterable ends before another; and what a call raises, in its turn.
         """
         return self._streams().map(iterables)
 

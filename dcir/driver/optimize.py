@@ -65,11 +65,17 @@ class _Optimized:
     Dynamo's guards hold the class, out of the collector's sight.)
     """
 
-    __slots__ = ("_dcir_call", "_dcir_inside", "dcir")
+    __slots__ = ("_dcir_call", "_dcir_inside", "_dcir_user", "dcir")
 
     dcir: Handle
     _dcir_call: Callable[..., Any] | None
     _dcir_inside: nn.Module
+    _dcir_user: weakref.ref[nn.Module]
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """What the user's hook does for subclasses, it does for those that users write: one that is made here is none of theirs."""
+        if cls.__bases__[0] is not _Optimized:
+            super().__init_subclass__(**named)
 
     @property
     def _compiled_call_impl(self) -> Callable[..., Any] | None:
@@ -80,11 +86,14 @@ class _Optimized:
     def _compiled_call_impl(self, call: Callable[..., Any] | None) -> None:
         self._dcir_call = call
 
+    def __copy__(self) -> Any:
+        return _optimized_module(copy.copy(_users(self)), Session(self.dcir.options))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _optimized_module(copy.deepcopy(_plain(self), memo), Session(self.dcir.options))
+        return _optimized_module(copy.deepcopy(_users(self), memo), Session(self.dcir.options))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _restore, (_plain(self), self.dcir.options)
+        return _restore, (_users(self), self.dcir.options)
 
 
 def _restore(module: nn.Module, options: Options) -> nn.Module:
@@ -98,6 +107,13 @@ def _plain(module: Any) -> nn.Module:
     if isinstance(inner, _Optimized):
         put_inside(twin, _plain(inner))
     return twin
+
+
+def _users(module: Any) -> nn.Module:
+    """The user's module itself while it lives, as its children may refer to it; else another one like it."""
+    user = module._dcir_user()
+    same = user is not None and user.__dict__ is module.__dict__ and type(user) is _plain_class(type(module))
+    return user if same and inside(user) is None else _plain(module)
 
 
 def _twin(module: nn.Module, cls: Any) -> nn.Module:
@@ -135,7 +151,7 @@ def optimize(model: Any, /, *, level: int | str = 4, **options: Any) -> Any:
 
     Raises:
         OptionError: an unknown option or value.
-        InvalidInput: ``model`` is nothing that can be compiled.
+        InvalidInput: ``model`` is nothing that can be compiled, or its class can have no subclass made of it.
     """
     return compiled_with(model, Session(Options.make(level=level, **with_target(options, tensors_of(model)))))
 
@@ -166,7 +182,7 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
         cls = type(module)
     # Of a subclass: code that asks isinstance(m, UserModule) goes on working.
     fast: Any = _twin(module, _optimized_class(cls))
-    fast._dcir_call = None
+    fast._dcir_call, fast._dcir_user = None, weakref.ref(module)
     # What is compiled and the handle reach this; a module that they held would be held by its own compiled frame, for ever.
     here = weakref.ref(fast)
     session.module = here
@@ -196,7 +212,14 @@ def _optimized_module(module: nn.Module, session: Session) -> nn.Module:
 
 def _optimized_class(cls: Any) -> Any:
     members = {"__module__": cls.__module__, "__doc__": cls.__doc__, **members_over(cls, "_dcir_inside")}
-    return type(cls.__name__, (_Optimized, cls), members)
+    try:
+        return type(cls.__name__, (_Optimized, cls), members)
+    except Exception as error:  # of __slots__, or whatever a metaclass raises
+        raise InvalidInput(
+            f"the class {cls.__qualname__} cannot have a subclass made for its optimised modules: {error}",
+            where=f"{cls.__module__}.{cls.__qualname__}",
+            hint="a class without __slots__ whose metaclass wants no arguments; or a function: dcir.optimize(lambda x: module(x))",
+        ) from error
 
 
 def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -209,7 +232,9 @@ def _optimized_function(fn: Callable[..., Any], session: Session) -> Callable[..
     call = reading_device(named_refusals(compiled, lambda: None, calls.input_names), session)
     fast: Any = functools.wraps(fn)(as_a_stream(call, session))
     name = getattr(fn, "__name__", type(fn).__name__)
-    fast.dcir = Handle(session, name, lambda: fn, compiled_with, Submissions(session, name, weakref.ref(fast)))
+    # By the handle alone, too, it can be called; one that has no streams goes when nobody refers to it any more.
+    submissions = Submissions(session, name, lambda: fast) if session.options.hint == "throughput" else None
+    fast.dcir = Handle(session, name, lambda: fn, compiled_with, submissions)
     result: Callable[..., Any] = fast
     return result
 
@@ -393,7 +418,7 @@ def _compiled(
                 return compiled(*args, **kwargs)
         except BackendCompilerFailed as e:
             if isinstance(e.inner_exception, DcirError):
-                raise e.inner_exception from None
+                raise e.inner_exception from e.inner_exception.__cause__
             raise
         finally:
             if quick.pending:

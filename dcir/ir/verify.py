@@ -15,7 +15,7 @@ def verify(net: Network) -> None:
     """Check the rules that DaCe does not know.
 
     Raises:
-        InvalidGraph: a container is read before all its writers ran, a window leaves its container, an operand's
+        InvalidGraph: a container is read before all its writers ran, a result is never written, a window leaves its container, an operand's
             type differs from what the operator's program says, or the memory plan has two in one place.
     """
     order = net.ops()
@@ -31,6 +31,7 @@ def verify(net: Network) -> None:
             first = min(readers, key=position.__getitem__)
             if position[first] <= position[last]:
                 raise _fault(net, first, f"{name} is read before its last writer ran")
+    _check_results(net)
     for op in order:
         if isinstance(op.spec, LoopNest):
             _check_program(net, op, op.spec)
@@ -39,6 +40,20 @@ def verify(net: Network) -> None:
     verify_memory(net)
     for op, source in violations(net):
         raise _fault(net, op, f"{source} is read after it was overwritten")
+
+
+def _check_results(net: Network) -> None:
+    """Every result is written, or an input or a constant, or in the memory of an input."""
+    for number, result in enumerate(net.results):
+        c = net.containers[result.data]
+        if c.role not in ("transient", "result") or not c.size or result.data in net.updates:
+            continue
+        if not net.writers(result.data):
+            raise InvalidGraph(
+                f"the result {result.data} is never written",
+                where=f"result {number} of the network",
+                hint="a pass that takes an operator out has to leave another one that writes what it wrote",
+            )
 
 
 def _check_program(net: Network, op: Op, p: LoopNest) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +48,52 @@ def test_attributes_of_the_module_itself_are_shared() -> None:
         and type(copy.deepcopy(module)) is Root
         and type(pickle.loads(pickle.dumps(module))) is Root
     )
+
+
+def test_a_shallow_copy_has_attributes_of_its_own() -> None:
+    """And the parameters of both, as in eager mode."""
+    torch._dynamo.reset()
+    module = Root().eval()
+    fast: Any = dcir.optimize(module)
+    twin = copy.copy(fast)
+    twin.scale, twin.training, twin.extra = 3.0, True, 1
+    assert module.scale == fast.scale == 1.0 and not module.training and not hasattr(fast, "extra")
+    assert twin.linear is fast.linear and twin.dcir is not fast.dcir and type(twin) is not Root
+    x = torch.ones(3, 4)
+    torch.testing.assert_close(fast(x), module.linear(x))
+    torch.testing.assert_close(twin.eval()(x), module.linear(x) * 3)
+
+
+class Child(nn.Module):
+    """Knows whose child it is."""
+
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.parent: list[Any] = [parent]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.parent[0].scale
+
+
+class Parent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child, self.scale, self.linear = Child(self), 2.0, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.child(self.linear(x))
+        return y
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_a_child_of_a_copy_knows_the_copy(copied: Callable[[Any], Any]) -> None:
+    torch._dynamo.reset()
+    module = Parent()
+    twin = copied(dcir.optimize(module))
+    twin.scale = 5.0
+    x = torch.ones(3, 4)
+    torch.testing.assert_close(twin(x), module.linear(x) * 5)
+    assert module.scale == 2.0
 
 
 def test_a_module_that_has_a_compiled_call_keeps_it() -> None:

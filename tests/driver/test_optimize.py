@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
+from typing import ClassVar
 
 import pytest
 import torch
@@ -187,6 +188,58 @@ def test_copies_and_pickles_stay_optimised():
     assert again.dcir.options.level == 1
     assert again[0].weight is fast[0].weight
     close(again(x), want)
+
+
+class Registered(nn.Linear):
+    """A base class that has to hear of every subclass that a user writes, once."""
+
+    kinds: ClassVar[dict] = {}
+
+    def __init_subclass__(cls, *, kind, **named):
+        super().__init_subclass__(**named)
+        if kind in Registered.kinds:
+            raise ValueError(f"there is a {kind} already")
+        Registered.kinds[kind] = cls
+
+
+class Kind(Registered, kind="one"):
+    pass
+
+
+def test_the_hook_for_subclasses_is_for_those_that_users_write():
+    module = Kind(4, 3)
+    fast, x = dcir.optimize(module), torch.randn(2, 4)
+    close(fast(x), module(x))
+    assert Registered.kinds == {"one": Kind}
+
+    class Own(type(fast), kind="own"):
+        pass
+
+    assert Registered.kinds.pop("own") is Own
+
+
+class Meta(type):
+    def __new__(cls, name, bases, members, *, tag):
+        return super().__new__(cls, name, bases, members)
+
+    def __init__(cls, name, bases, members, *, tag):
+        super().__init__(name, bases, members)
+
+
+class Tagged(nn.Linear, metaclass=Meta, tag="t"):
+    pass
+
+
+class Slots(nn.Linear):
+    __slots__ = ("gain",)
+
+
+@pytest.mark.parametrize("cls", [Tagged, Slots])
+def test_a_class_that_has_no_subclasses_is_named(cls):
+    module, x = cls(4, 3), torch.randn(2, 4)
+    with pytest.raises(InvalidInput, match=f"the class {cls.__name__} cannot have a subclass"):
+        dcir.optimize(module)
+    close(dcir.optimize(lambda x: module(x))(x), module(x))
 
 
 def test_threads():

@@ -61,6 +61,14 @@ def test_what_is_empty_need_not_be_written(recwarn: pytest.WarningsRecorder) -> 
         other.validate()
 
 
+def test_a_result_that_nobody_writes_is_found() -> None:
+    net = network([(2, 6)], lambda c, x: [unary(c, "exp", x)])
+    verify(net)
+    net.remove_op(net.ops()[0], into=())
+    with pytest.raises(InvalidGraph, match="is never written"):
+        verify(net)
+
+
 def test_validation_grows_with_the_operators_and_not_with_their_square() -> None:
     def large(n: int) -> Callable[[], object]:
         def make(c: Lowering, x: Ref) -> list[Ref]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -132,6 +132,26 @@ def test_one_that_cannot_run_is_told_of_and_the_others_do(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pipeline(4)
+
+
+@dataclass(frozen=True)
+class AfterText(Pass):
+    after: ClassVar[tuple[str, ...]] = "fuse-epilogues"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        ("fuse-epilogues", "'fuse-epilogues' is no pass"),
+        (None, "None is no pass"),
+        (AfterText, "try    AfterText()"),
+        (AfterText(), "after cannot be 'fuse-epilogues'"),
+    ],
+)
+def test_what_is_no_pass_is_refused(added: Any, text: str) -> None:
+    with pytest.raises(OptionError) as told:
+        with_passes(pipeline(4), added)
+    assert text in str(told.value)
 
 
 @dataclass(frozen=True)

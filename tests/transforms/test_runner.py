@@ -141,3 +141,41 @@ def test_every_operator_knows_what_it_came_from(how: str, left: tuple[int, ...])
 def test_a_pass_that_forgets_is_refused(how: str, text: str) -> None:
     with pytest.raises(InvalidGraph, match=text):
         run_passes(chain(), [Rewrites(how)])
+
+
+@dataclass(frozen=True)
+class Written(Pass):
+    """A pass of a user's."""
+
+    how: str = "None"
+
+    def apply(self, net: Network) -> PassResult:
+        if self.how == "KeyError":
+            raise KeyError("nothing")
+        if self.how == "silent":
+            net.remove_op(net.ops()[-1], into=())
+            return PassResult()
+        answers: dict[str, Any] = {"None": None, "True": True}
+        return answers[self.how]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Bare(Pass):
+    """No apply."""
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [
+        (Written("None"), "pass written returns None"),
+        (Written("True"), "pass written returns True"),
+        (Written("KeyError"), "pass written fails: KeyError: 'nothing'"),
+        (Written("silent"), "is never written, and the last passes say that they changed nothing"),
+        (Bare(), "pass bare has no apply"),
+    ],
+)
+def test_a_pass_that_does_not_do_its_part_is_named(p: Pass, text: str) -> None:
+    with pytest.raises(InvalidGraph, match=text) as told:
+        run_passes(chain(), [Claimed(), p, Asks()])
+    assert "try" in str(told.value) and p.name in str(told.value)
+    assert isinstance(told.value.__cause__, KeyError) == ("KeyError" in text)

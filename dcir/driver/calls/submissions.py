@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 # Kinds of calls the first of which runs alone, lest two threads compile the same; what varies more has one program for many kinds.
 _KINDS = 16
+_END = object()
 
 
 class Submissions:
@@ -60,7 +62,12 @@ class Submissions:
         """See ``Handle.map``."""
         ahead: collections.deque[Future[Any]] = collections.deque()
         try:
-            for args in zip(*iterables, strict=True):
+            for number, args in enumerate(itertools.zip_longest(*iterables, fillvalue=_END)):
+                if any(value is _END for value in args):
+                    raise InvalidInput(
+                        f"{sum(value is _END for value in args)} of {len(args)} iterables have {number} values, and others more",
+                        where="fast.dcir.map", hint="one value for each call from every iterable",
+                    )  # fmt: skip
                 ahead.append(self.submit(args, {}))
                 if self._pool is not None and len(ahead) >= self._pool.bound:
                     yield ahead.popleft().result()

@@ -169,6 +169,23 @@ def test_functions_and_copies_have_streams_of_their_own():
         assert torch.equal(fast.dcir.submit(x).result(), fast(x))
 
 
+def test_a_function_lives_as_long_as_its_handle():
+    fast = dcir.optimize(lambda x: x * 2, hint="throughput")
+    handle, gone = fast.dcir, weakref.ref(fast)
+    del fast
+    assert torch.equal(handle.submit(torch.ones(3)).result(), torch.full((3,), 2.0))
+    del handle
+    gc.collect()
+    assert gone() is None
+
+
+def test_iterables_of_different_lengths_are_refused():
+    fast = dcir.optimize(lambda x, y: x + y, streams=2)
+    results = fast.dcir.map([torch.ones(3)] * 2, [torch.ones(3)])
+    with pytest.raises(InvalidInput, match="1 of 2 iterables have 1 values, and others more"):
+        list(results)
+
+
 def test_kernels_are_made_for_the_team_and_explain_says_why():
     fast = dcir.optimize(Net().eval(), streams=2, threads=4)
     before = torch.get_num_threads()
