@@ -79,6 +79,8 @@ class Verb(click.Command):
         """Refuse an output that no file can be written to, or that is a file which the verb reads."""
         given = [ctx.params[p.name] for p in self.params if isinstance(p, click.Argument) and p.name in ctx.params]
         read = [path for value in given for path in (value if isinstance(value, tuple) else (value,))]
+        files = [text.rpartition(":")[0] for text in map(str, read)]
+        read += [file for file in files if file.endswith(".py")]
         for param in self.params:
             kind, path = param.type, ctx.params.get(param.name or "")
             if isinstance(kind, click.Path) and not (kind.exists or kind.dir_okay) and path is not None:
