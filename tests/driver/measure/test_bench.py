@@ -39,6 +39,18 @@ def plain():
 def alone():
     return Net()
 
+def needs(batch):
+    return plain()
+
+def wide(batch, width):
+    return plain()
+
+def positional(batch=4, /):
+    return plain()
+
+def named(**sizes):
+    return torch.tanh, [torch.randn(sizes["batch"], 7)]
+
 @dataclass
 class Box:
     x: torch.Tensor
@@ -98,6 +110,14 @@ def test_what_is_no_model_is_refused(source, tmp_path):
         open_model(f"{tmp_path}/none.py:make")
     with pytest.raises(OptionError, match="takes no argument 'batch'"):
         open_model(source + "plain", batch=2)
+    with pytest.raises(InvalidInput, match="needs wants batch") as caught:
+        open_model(source + "needs")
+    assert caught.value.hint == "--batch N"
+    with pytest.raises(InvalidInput, match="wide wants width"):
+        open_model(source + "wide", batch=2)
+    with pytest.raises(OptionError, match="takes no argument 'batch'"):
+        open_model(source + "positional", batch=2)
+    assert open_model(source + "named", batch=3).inputs[0].shape == (3, 7)
     with pytest.raises(OptionError, match="--shape"):
         open_model(source + "make", shapes={"x": [1]})
 
@@ -194,7 +214,10 @@ def test_relative_error():
 
 @pytest.mark.parametrize(
     "ours, exact",
-    [([nan, 1.0], [2.0, 1.0]), ([nan, nan], [2.0, 1.0]), ([5.0, 1.0], [inf, 1.0]), ([5.0, 1.0], [nan, 1.0]), ([inf], [-inf]), ([1.0], [1.0, 1.0])],
+    [
+        ([nan, 1.0], [2.0, 1.0]), ([nan, nan], [2.0, 1.0]), ([5.0, 1.0], [inf, 1.0]), ([5.0, 1.0], [nan, 1.0]), ([inf], [-inf]),
+        ([1.0], [1.0, 1.0]),
+    ],
 )  # fmt: skip
 def test_the_error_is_infinite_where_other_places_are_finite(ours, exact):
     assert bench.relative_error([torch.tensor(ours)], [torch.tensor(exact)]) == inf
