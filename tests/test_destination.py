@@ -101,3 +101,13 @@ def test_a_link_goes_on_leading_to_the_file(tmp_path: Path) -> None:
         assert (tmp_path / "v1" / "m.dcir").exists() == old
         api.save(nn.ReLU(), (torch.zeros(1, 2),), tmp_path / "link.dcir")
         assert (tmp_path / "link.dcir").is_symlink() and [p.name for p in (tmp_path / "v1").iterdir()] == ["m.dcir"]
+
+
+def test_the_source_of_a_model_is_one_of_the_files_that_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "nets.py"
+    source.write_text("def make():\n    raise AssertionError('not reached')\n")
+    (tmp_path / "link.json").symlink_to("nets.py")
+    for words in (["view", "-o", source, "--format", "json"], ["profile", "-o", tmp_path / "link.json"]):
+        done = CliRunner().invoke(main, [words[0], f"{source}:make", *map(str, words[1:])])
+        assert done.exit_code == 2 and "the one that is read" in done.output
+    assert "not reached" in source.read_text()

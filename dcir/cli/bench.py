@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from dcir.cli import common
@@ -23,7 +25,7 @@ def _read_percentiles(ctx: click.Context, param: click.Parameter, value: str) ->
 @click.option(
     "--against", default="eager", show_default=True, help="Rivals: eager, inductor, ort, ov, with commas between."
 )
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=5.0, show_default=True, help="Time for each.")
+@click.option("--seconds", type=common.Finite(min=0.01), default=5.0, show_default=True, help="Time for each.")
 @common.options(common.threads)
 @click.option("--percentiles", metavar="LIST", default="", callback=_read_percentiles, help="More of them, as 90,99.")
 @click.option(
@@ -58,6 +60,7 @@ def command(
     stream of calls: the median, the 95th and the 99th of a hundred calls, and a whole pass. With --hint throughput several calls run at
     once: dcir's streams, OpenVINO's, and as many threads of the others as there are processors.
     """
+    from dcir.driver.ahead.compile import is_artefact
     from dcir.driver.measure import api
 
     baselines = [name.strip() for name in against.split(",") if name.strip()]
@@ -68,6 +71,8 @@ def command(
         raise click.UsageError("--hint throughput counts calls a second: leave out --sizes and --percentiles.", ctx)
     if streams is not None and not throughput:
         raise click.UsageError("--streams is for --hint throughput.", ctx)
+    if common.given("level") and os.path.isfile(model) and is_artefact(model):
+        raise click.UsageError("-O is for models: the code in a .dcir file has the level that it was compiled at.", ctx)
     with progress_bar(plain=plain, still=True) as progress:
         if throughput:
             rates = api.bench_throughput(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dcir import errors
 from dcir.destination import check_destination
@@ -21,6 +23,7 @@ WRONG_RESULT = 1
 USAGE = 2
 ENVIRONMENT = 3
 UNSUPPORTED = 4
+MOST_THREADS = 4096
 
 _EXIT_CODES: dict[type[errors.DcirError], int] = {
     errors.Unsupported: UNSUPPORTED,
@@ -79,6 +82,8 @@ class Verb(click.Command):
         """Refuse an output that no file can be written to, or that is a file which the verb reads."""
         given = [ctx.params[p.name] for p in self.params if isinstance(p, click.Argument) and p.name in ctx.params]
         read = [path for value in given for path in (value if isinstance(value, tuple) else (value,))]
+        files = [text.rpartition(":")[0] for text in map(str, read)]
+        read += [file for file in files if file.endswith(".py")]
         for param in self.params:
             kind, path = param.type, ctx.params.get(param.name or "")
             if isinstance(kind, click.Path) and not (kind.exists or kind.dir_okay) and path is not None:
@@ -103,6 +108,13 @@ def emit(text: str, data: Any) -> None:
 def wants_json() -> bool:
     """Whether the running verb was given --json."""
     return bool(click.get_current_context().meta.get("dcir.json"))
+
+
+def given(*names: str) -> list[str]:
+    """Of the running verb's options with these parameter names those that somebody gave, as they are typed."""
+    ctx = click.get_current_context()
+    found = [p for p in ctx.command.params if p.name in names]
+    return [p.opts[0] for p in found if ctx.get_parameter_source(p.name or "") is not ParameterSource.DEFAULT]
 
 
 def clean(text: str) -> str:
@@ -187,8 +199,20 @@ bounds = click.option(
     "--bound", "bounds", metavar="NAME=LEAST..MOST", callback=_read_bounds, multiple=True,
     help="Let a named size change from call to call.",
 )  # fmt: skip
-threads = click.option("--threads", type=click.IntRange(min=1), help="Size of the thread team. [as many as torch uses]")
+team_size = click.IntRange(1, MOST_THREADS)
+threads = click.option("--threads", type=team_size, help="Size of the thread team. [as many as torch uses]")
 plain = click.option("--plain", is_flag=True, help="No progress bar.")
+
+
+class Finite(click.FloatRange):
+    """A number from ``min`` up, other than infinity and NaN, which passes every comparison that refuses what is outside."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that a text says."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number
 
 
 def options(*decorators: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:

@@ -16,7 +16,7 @@ from dcir.cli.progress import progress_bar
 @common.options(common.target, common.shapes, common.bounds)
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=common.team_size,
     help="Size of the team that will run it, on this machine or another. [as many as torch uses]",
 )
 @click.option(

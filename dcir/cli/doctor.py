@@ -1,4 +1,7 @@
-"""`dcir doctor`: what this machine has of what dcir needs, and what to do about the rest."""
+"""`dcir doctor`: what this machine has of what dcir needs, and what to do about the rest.
+
+What needs PyTorch is imported once it is known to be there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -18,10 +21,8 @@ import click
 from dcir.cache import Cache
 from dcir.cli import common
 from dcir.cli.diagnosis import Diagnosis
-from dcir.cli.doctor_gpu import gpu_findings
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
 from dcir.cores import usable_threads
-from dcir.driver.targets.host import host_machine
 from dcir.errors import DcirError
 
 _OPENMP_TEST = """\
@@ -54,18 +55,24 @@ def command(ctx: click.Context) -> None:
 def examine() -> Iterator[Diagnosis]:
     """All findings in the order in which they build on each other."""
     yield Diagnosis("python", True, f"{platform.python_version()} ({sys.executable})")
-    for name, remedy in (
-        ("torch", 'pip install "torch>=2.13,<2.14"'),
-        ("dace", "pip install dace==2.0.0b1"),
-        ("onnx", 'pip install "onnx>=1.21,<2"'),
-    ):
-        yield _package(name, remedy)
+    packages = {
+        name: _package(name, remedy)
+        for name, remedy in (
+            ("torch", 'pip install "torch>=2.13,<2.14"'),
+            ("dace", "pip install dace==2.0.0b1"),
+            ("onnx", 'pip install "onnx>=1.21,<2"'),
+        )
+    }
+    yield from packages.values()
     yield _cache()
     compiler = _guarded("compiler", _compiler)
     yield compiler
-    if compiler.ok:
+    if compiler.ok and packages["torch"].ok:
         yield _guarded("openmp", _openmp)
-    yield from gpu_findings()
+    if all(package.ok for package in packages.values()):
+        from dcir.cli.doctor_gpu import gpu_findings
+
+        yield from gpu_findings()
     yield Diagnosis("processor", True, _instruction_sets())
     yield Diagnosis("cores", True, f"{usable_threads()} of {os.cpu_count()} may be used")
 
@@ -76,8 +83,8 @@ def _package(name: str, remedy: str) -> Diagnosis:
             warnings.simplefilter("ignore")
             importlib.import_module(name)
         return Diagnosis(name, True, version(name))
-    except (ImportError, PackageNotFoundError, OSError) as error:
-        return Diagnosis(name, False, str(error).partition("\n")[0], remedy)
+    except Exception as error:  # a package that does not fit another fails in any way
+        return Diagnosis(name, False, str(error).partition("\n")[0] or type(error).__name__, remedy)
 
 
 def _cache() -> Diagnosis:
@@ -100,6 +107,8 @@ def _compiler() -> Diagnosis:
 
 
 def _openmp() -> Diagnosis:
+    from dcir.driver.targets.host import host_machine
+
     cache = Cache.default()
     toolchain = Toolchain.find(cache)
     objects = compile_objects([Unit("", _OPENMP_TEST)], toolchain, default_flags(host_machine().isa), cache)

@@ -39,7 +39,7 @@ def _read_cores(ctx: click.Context, param: click.Parameter, value: str | None) -
     help="Run every way to share this machine's cores between calls, beside those that are planned.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
+    "--seconds", type=common.Finite(min=0.01), default=1.0, show_default=True,
     help="How long to measure each setting.",
 )  # fmt: skip
 @common.options(common.threads)

@@ -12,7 +12,7 @@ from dcir.cli.progress import progress_bar
 
 @click.command("profile", cls=common.Verb)
 @common.options(common.source, common.level, common.shapes, common.batch)
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="How long to measure.")
+@click.option("--seconds", type=common.Finite(min=0.01), default=2.0, show_default=True, help="How long to measure.")
 @common.options(common.threads)
 @click.option("--rows", type=click.IntRange(min=1), default=30, show_default=True, help="Kernels to show.")
 @click.option(

@@ -40,6 +40,13 @@ def _read_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -
     return numbers
 
 
+def _read_threads(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+    numbers = _read_sizes(ctx, param, value)
+    if numbers and max(numbers) > common.MOST_THREADS:
+        raise click.BadParameter(f"{value!r} has more than {common.MOST_THREADS} threads in it.", ctx, param)
+    return numbers
+
+
 def _read_levels(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
     levels = _read_numbers(ctx, param, value)
     if not levels or not set(levels) <= set(LEVELS):
@@ -57,7 +64,7 @@ def _read_memory(ctx: click.Context, param: click.Parameter, value: str | None) 
 @click.command("roofline", cls=common.Verb)
 @common.options(common.source, common.shapes)
 @click.option(
-    "--threads", metavar="LIST", callback=_read_sizes, help="Sizes of the team, as 1,2. [as many as torch uses]"
+    "--threads", metavar="LIST", callback=_read_threads, help="Sizes of the team, as 1,2. [as many as torch uses]"
 )
 @click.option("--batch", "batches", metavar="LIST", callback=_read_sizes, help="Batches, as 1,4,16. [the model's own]")
 @click.option(
@@ -72,7 +79,7 @@ def _read_memory(ctx: click.Context, param: click.Parameter, value: str | None) 
 )  # fmt: skip
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.01),
+    type=common.Finite(min=0.01),
     default=1.0,
     show_default=True,
     help="How long to measure each setting.",
@@ -131,8 +138,8 @@ def command(
 
     if output is not None:
         check_picture(output)  # before minutes of measuring
-    if (update or memory) and not (advise or apply):
-        raise click.UsageError("--update and --memory are for advice: --advise, or --apply.")
+    if (besides := common.given("optimiser", "update", "memory")) and not (advise or apply):
+        raise click.UsageError(f"{', '.join(besides)} would say what advice is for: --advise, or --apply.")
     if precision is not None and (advise or apply):
         raise click.UsageError("--precision is for rooflines alone: advice offers bfloat16 by itself.")
     result: Any

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from dcir.cli import common
 from dcir.cli.progress import progress_bar
@@ -42,7 +41,7 @@ def _read_checked(ctx: click.Context, param: click.Parameter, value: str | None)
     help="10Gbit, 100Gbit, nvlink, local (gloo here, measured), or RATE[,LATENCY[,PROCESSOR TIME PER BYTE]] as 25Gbit,10us.",
 )  # fmt: skip
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), default="ring", show_default=True, help="Of the exchanges.")
-@click.option("--bucket", type=click.FloatRange(min=0.001), default=25.0, show_default=True, help="MiB of a bucket.")
+@click.option("--bucket", type=common.Finite(min=0.001), default=25.0, show_default=True, help="MiB of a bucket.")
 @click.option("--loss", metavar="FUNCTION", help="Of MODEL's file, from results to a scalar. [the sum of mean squares]")
 @click.option("--optimiser", default="sgd", show_default=True, help="sgd, adam, adamw, or milliseconds.")
 @click.option("--beside", type=click.IntRange(min=0), default=0, help="Processes here that compute meanwhile. [0]")
@@ -51,7 +50,7 @@ def _read_checked(ctx: click.Context, param: click.Parameter, value: str | None)
     help="Train with so many processes of this machine over gloo, as 2,4, and print predicted beside measured.",
 )  # fmt: skip
 @click.option("--eager/--no-eager", default=True, help="Predict eager PyTorch, too.", show_default=True)
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Time for each.")
+@click.option("--seconds", type=common.Finite(min=0.01), default=2.0, show_default=True, help="Time for each.")
 @common.options(common.threads, common.plain)
 def command(
     model: str,
@@ -81,8 +80,7 @@ def command(
     """
     from dcir.driver.measure import api
 
-    given = click.get_current_context().get_parameter_source
-    besides = [f"--{name}" for name in ("nodes", "link", "beside") if given(name) is not ParameterSource.DEFAULT]
+    besides = common.given("nodes", "link", "beside")
     if check is not None and besides:
         raise click.UsageError(
             f"--check says itself how many processes there are, and where: without {', '.join(besides)}."

@@ -21,7 +21,7 @@ FORMATS = ("model-explorer", "chrome-trace", "sdfg", "json")
     help="Train: forward and backward of mean squares.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    "--seconds", type=common.Finite(min=0), default=1.0, show_default=True,
     help="How long to measure; 0 measures nothing, and needs no compiler.",
 )  # fmt: skip
 @click.option(
@@ -57,12 +57,19 @@ def command(
     """
     from dcir.driver.view.files import view_files
     from dcir.driver.view.view import check_name
+    from dcir.report.session_file import is_session
     from dcir.view.server import check_installed
 
     if form is not None and output is None:
         raise click.UsageError("--format wants -o FILE.")
     if form is not None and len(models) > 1:
         raise click.UsageError("--format is for one model.")
+    if all(Path(model).is_file() and is_session(model) for model in models):
+        names = ("level", "target", "shapes", "batch", "mode", "advise", "threads", "skip")
+        if besides := common.given(*names):
+            raise click.UsageError(
+                f"A session file keeps what was compiled and measured: without {', '.join(besides)}, or dcir view MODEL."
+            )
     if output is not None and form is None:
         check_name(output)  # before seconds of compiling
     if output is None:

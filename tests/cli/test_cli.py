@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import types
@@ -155,6 +156,20 @@ def test_usage_errors_exit_with_two(api, model, arguments):
     assert api.calls == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "--seconds", "nan"), ("bench", "--threads", str(1 << 40)), ("compile", "--threads", str(1 << 40)),
+        ("scaling", "--bucket", "nan"), ("scaling", "--bucket", "inf"), ("scaling", "--seconds", "inf"),
+        ("plan", "--seconds", "nan"), ("profile", "--seconds", "inf"), ("view", "--seconds", "nan"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_numbers_that_are_none_are_usage_errors(api, model, words):
+    done = call(words[0], model, *words[1:])
+    assert done.exit_code == 2 and words[1] in done.output and not api.calls
+
+
 def test_a_missing_model_and_an_unknown_verb_are_usage_errors():
     assert call("compile", "no-such-file.onnx").exit_code == 2
     assert call("fly").exit_code == 2
@@ -305,7 +320,8 @@ def test_roofline_advises(api, model):
     [("--threads", "0"), ("--threads", "a"), ("--batch", "1,,2"), ("--batch", "4..1"), ("--batch", "1..4000"),
      ("--levels", "0..5"), ("--levels", ""), ("--mode", "serve"), ("-o", "r.png"), ("--apply", "0"),
      ("--advise", "--optimiser", "lion"), ("--precision", "int8"), ("--advise", "--precision", "bf16"),
-     ("--memory", "1GB"), ("--update", "loop"), ("--advise", "--memory", "lots"), ("--advise", "--update", "quick")],
+     ("--memory", "1GB"), ("--update", "loop"), ("--optimiser", "adam"), ("--threads", "1,99999"), ("--seconds", "nan"),
+     ("--advise", "--memory", "lots"), ("--advise", "--update", "quick")],
 )  # fmt: skip
 def test_roofline_refuses_before_it_measures(api, model, words):
     api.answer("roofline_file", Picture())
@@ -544,6 +560,19 @@ def test_doctor_finds_a_missing_package():
     finding = doctor._package("no_such_package_anywhere", "pip install it")
     assert not finding.ok
     assert finding.remedy == "pip install it"
+
+
+@pytest.mark.parametrize(
+    ("package", "error"),
+    [("torch", "ModuleNotFoundError('No module named torch')"), ("torch", "OSError('libtorch_cpu.so is missing')"),
+     ("onnx", "TypeError('Descriptors cannot be created')"), ("dace", "AttributeError('sympy has no x')")],
+)  # fmt: skip
+def test_doctor_runs_where_a_package_cannot_be_imported(package, error, tmp_path):
+    (tmp_path / f"{package}.py").write_text(f"raise {error}")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from dcir.cli.main import main; main(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and not done.stderr, done.stderr
+    assert re.search(rf"BAD +{package}\b", done.stdout) and re.search("ok +cores", done.stdout)
 
 
 def test_help_is_quick_and_imports_no_torch():

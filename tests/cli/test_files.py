@@ -232,6 +232,19 @@ def test_bench(compiled, tmp_path):
         bench.bench_file(path, ["tensorflow"], 1, None)
 
 
+def test_bench_of_a_file_has_the_threads_and_the_level_of_its_code(model, tmp_path):
+    path, sizes = tmp_path / "one.dcir", tmp_path / "sizes.txt"
+    sizes.write_text("batch=2\nbatch=3\n")
+    api.compile_file(model, path, threads=1, bounds={"batch": (1, 4)})
+    for words in ([], ["--sizes", sizes]):
+        found = data(call("bench", path, *words, "--threads", "2", "--seconds", "0.02", "--against", "", "--json"))
+        assert found["threads"] == 1 and any("not on 2" in note for note in found["notes"])
+        found = data(call("bench", path, *words, "--seconds", "0.02", "--against", "", "--json"))
+        assert found["threads"] == 1 and not any("not on" in note for note in found["notes"])
+        done = call("bench", path, *words, "-O0")
+        assert done.exit_code == 2 and "-O is for models" in done.output
+
+
 def test_passes():
     shown = data(call("passes", "--json"))["passes"]
     assert [p["name"] for p in shown] == [p.name for p in api.list_passes(4)]

@@ -37,6 +37,18 @@ def test_a_session_is_written_and_compared(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == {"output": str(tmp_path / "r.html")}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--batch", "4"], ["-O1"], ["--threads", "1"], ["--mode", "infer"], ["--advise"], ["--skip", "a@b"]],
+    ids=lambda words: words[0],
+)
+def test_options_of_compilation_are_not_for_sessions(words: list[str], tmp_path: Path) -> None:
+    session = tmp_path / "a.dcirsession"
+    session.write_text('{"format":"dcir-session/1"}')
+    done = run(str(session), *words, "-o", str(tmp_path / "r.html"))
+    assert done.exit_code == 2 and f"without {words[0][:2] if words[0][1] != '-' else words[0]}," in done.output
+
+
 def test_a_trace_of_a_measured_model_is_written(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     done = run(SOURCE, "--seconds", "0.05", "-o", str(path), "--format", "chrome-trace")

@@ -5,11 +5,13 @@ What each needs is imported when it is called, since a command pays for all that
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from dcir.driver.ahead.compile import is_artefact
@@ -90,7 +92,10 @@ def tune_file(
     opened = open_model(model, shapes, batch)
     tuner = Tuner(budget, force=force, again=again, progress=progress)
     session = Session(Options.make(level=level, threads=threads), tuner=tuner, progress=progress)
-    fast = compiled_with(opened.module, session)
+    module = opened.module
+    if train and isinstance(module, nn.Module):
+        module = copy.deepcopy(module).train()  # as plan and roofline have it: the kernels of eval mode are others
+    fast = compiled_with(module, session)
     with torch.set_grad_enabled(train):
         out = fast(*opened.inputs)
     if train:

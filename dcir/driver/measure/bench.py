@@ -88,7 +88,7 @@ def bench_file(
         source: an ONNX or .dcir file, or ``file.py:function`` (see ``models.open_model``).
         baseline_names: from ``baselines.BASELINES``; a .dcir file holds only dcir's code and is measured alone.
         seconds: time for each.
-        threads: size of the thread team; None means as many as torch uses.
+        threads: size of the thread team; None means as many as torch uses. A .dcir file has its own.
         level: of dcir's optimisation.
         shapes, batch: sizes of the inputs.
         percentiles: to tell besides median and 95.
@@ -107,7 +107,7 @@ def bench_file(
             if os.path.isfile(source) and ahead.is_artefact(source):
                 if shapes or batch:
                     raise InvalidInput("the sizes of a .dcir file are fixed", where=str(source))
-                runs = _of_artefact(source, baseline_names, done)
+                runs = _of_artefact(source, baseline_names, threads, done)
                 done.rows = measure(runs, seconds, percentiles=percentiles, progress=progress)
                 return done
             model = open_model(source, shapes, batch)
@@ -121,8 +121,18 @@ def bench_file(
         torch.set_num_threads(before)
 
 
-def _of_artefact(path: str | os.PathLike[str], names: Sequence[str], done: Measurement) -> dict[str, Run]:
+def note_threads(done: Any, asked: int | None, made_for: int) -> None:
+    """Have a measurement of a .dcir file name the threads that its code was made for, whatever is asked for."""
+    if asked not in (None, made_for):
+        done.notes.append(f"the code in a .dcir file runs on as many threads as it was made for, not on {asked}")
+    done.threads = made_for
+
+
+def _of_artefact(
+    path: str | os.PathLike[str], names: Sequence[str], asked: int | None, done: Measurement
+) -> dict[str, Run]:
     model = load_artefact(path, identity=cpu_identity())
+    note_threads(done, asked, model.dcir.manifest.threads)
     generator = torch.Generator().manual_seed(0)
     loaded, shapes = model.dcir, [x.shape for x in model.dcir.inputs]
     if isinstance(loaded, LoadedSizes):

@@ -201,10 +201,7 @@ def _from_python(path: Path, name: str, given: Mapping[str, int]) -> tuple[Any, 
     make = getattr(_run(path), name, None)
     if not callable(make):
         raise InvalidInput(f"{path.name} has no function {name!r}", where=where)
-    taken = inspect.signature(make).parameters
-    for argument, size in given.items():
-        if argument not in taken:
-            raise OptionError(f"{name} takes no argument {argument!r}", where=f"{argument}={size}")
+    _check_arguments(make, name, given, where)
     torch.manual_seed(0)
     with _searched(path):  # what a function imports as it is called, too
         made = make(**given)
@@ -216,6 +213,27 @@ def _from_python(path: Path, name: str, given: Mapping[str, int]) -> tuple[Any, 
         )
     module, inputs = made
     return module, tuple(inputs)
+
+
+def _check_arguments(make: Callable[..., Any], name: str, given: Mapping[str, int], where: str) -> None:
+    """Refuse a call by these names that the function cannot have."""
+    try:
+        taken = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # of some that are written in C nobody knows
+        return
+    kinds = inspect.Parameter
+    named = {p.name: p for p in taken if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
+    for argument, size in given.items():
+        if argument not in named and not any(p.kind is kinds.VAR_KEYWORD for p in taken):
+            raise OptionError(f"{name} takes no argument {argument!r}", where=f"{argument}={size}")
+    alone = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    missing = [p.name for p in taken if p.default is kinds.empty and p.kind not in alone and p.name not in given]
+    if missing:
+        known = missing == ["batch"] and "batch" in named and not given
+        raise InvalidInput(
+            f"{name} wants {', '.join(missing)}", where=where,
+            hint="--batch N" if known else f"a function that calls {name} with values of your choice",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -160,7 +160,7 @@ def profile(
     """Measure the kernels of a model's calls.
 
     Args:
-        model: a module or function as it was before ``optimize``; one in training mode is copied, so that its buffers stay.
+        model: a module or function as it was before ``optimize``; buffers of a module stay as they are.
         compiled: compiles the model with a session, as ``optimize.compiled_with`` does.
         options: of the compilation.
         inputs, named: the call.
@@ -184,8 +184,7 @@ def profile(
             "a model under fully_shard cannot be profiled", where=type(model).__name__,
             hint="dcir.optimize(model).dcir.profile(...) before fully_shard",
         )  # fmt: skip
-    if isinstance(model, nn.Module) and model.training:
-        model = copy.deepcopy(model)
+    model = with_own_state(model)
     recorder = Recorder(count=count)
     # Options that watch every pass would only slow the second compilation.
     session = Session(replace(options, verify="off"), watch=recorder, progress=progress)
@@ -208,6 +207,18 @@ def profile(
     )
     found.device = target.profiled_on()
     return found
+
+
+def with_own_state(model: Any) -> Any:
+    """The model, or a copy of it where calls may write its state, so that the user's stays as it is."""
+    if not isinstance(model, nn.Module):
+        return model
+    if any(m.training for m in model.modules()):
+        return copy.deepcopy(model)
+    if next(model.buffers(), None) is None:
+        return model
+    # Calls in eval mode write no parameters, and a model may fill half of the memory.
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
 def measured(call: Callable[[], None], recorder: Recorder, seconds: float) -> tuple[list[float], list[float]]:

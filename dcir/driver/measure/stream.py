@@ -16,6 +16,7 @@ from dcir.codegen.cpp.toolchain import cpu_identity
 from dcir.driver.ahead import compile as ahead
 from dcir.driver.ahead.compile_sizes import compile_file_for_sizes
 from dcir.driver.measure.baselines import check_names, not_measured, opened_runtime
+from dcir.driver.measure.bench import note_threads
 from dcir.driver.measure.models import open_stream
 from dcir.driver.measure.sizes_file import read_sizes
 from dcir.driver.measure.turns import relative_error
@@ -138,19 +139,25 @@ def bench_stream(
         exact: dict[int, Sequence[Any]] = {}
         with torch.no_grad():
             if os.path.isfile(source) and ahead.is_artefact(source):
-                runs = _of_artefact(source, stream, baseline_names, done)
+                runs = _of_artefact(source, stream, baseline_names, threads, done)
             else:
                 runs, exact = _of_model(source, stream, baseline_names, level, shapes, done, progress)
-            done.rows = _measured(runs, len(stream), seconds, exact, (*_PERCENTILES, *percentiles), progress)
+            runs = _first_passes(runs, len(stream), done)
+            _measure(runs, len(stream), seconds, exact, (*_PERCENTILES, *percentiles), done, progress)
         return done
     finally:
         torch.set_num_threads(before)
 
 
 def _of_artefact(
-    path: str | os.PathLike[str], stream: Sequence[Mapping[str, int]], names: Sequence[str], done: StreamMeasurement
+    path: str | os.PathLike[str],
+    stream: Sequence[Mapping[str, int]],
+    names: Sequence[str],
+    asked: int | None,
+    done: StreamMeasurement,
 ) -> dict[str, Call]:
     model = load_artefact(path, identity=cpu_identity())
+    note_threads(done, asked, model.dcir.manifest.threads)
     loaded = model.dcir
     if not isinstance(loaded, LoadedSizes):
         raise InvalidInput("the sizes of this .dcir file are fixed", where=str(path), hint="compile it with --bound")
@@ -255,16 +262,32 @@ def _exact(module: Any, inputs: Sequence[Any], done: StreamMeasurement) -> Seque
     return pytree.tree_leaves(module(*inputs))
 
 
-def _measured(
+def _first_passes(runs: Mapping[str, Call], calls: int, done: StreamMeasurement) -> dict[str, Call]:
+    """Run each way once, for its row; of those that can, the calls."""
+    able = {}
+    for name, run in runs.items():
+        try:
+            done.rows.append(StreamRow(name, sum(_pass(run, calls))))
+        except Exception as e:  # what a rival cannot do is no reason not to measure the others
+            if name == "dcir":
+                raise
+            done.notes.append(not_measured(name, e))
+        else:
+            able[name] = run
+    return able
+
+
+def _measure(
     runs: Mapping[str, Call],
     calls: int,
     seconds: float,
     exact: Mapping[int, Sequence[Any]],
     percentiles: Sequence[float],
+    done: StreamMeasurement,
     progress: Progress | None,
-) -> list[StreamRow]:
-    """Rows of several ways to run a stream, which take turns pass by pass."""
-    rows = {name: StreamRow(name, sum(_pass(run, calls))) for name, run in runs.items()}
+) -> None:
+    """Complete the rows of several ways to run a stream, which take turns pass by pass."""
+    rows = {row.name: row for row in done.rows}
     times: dict[str, list[list[float]]] = {name: [] for name in runs}
     start, whole = time.perf_counter(), seconds * len(runs)
     while not times["dcir"] or time.perf_counter() - start < whole:
@@ -281,7 +304,6 @@ def _measured(
             row.error = max(relative_error(runs[name](i), want) for i, want in exact.items())
     for row in rows.values():
         row.gain = row.total / rows["dcir"].total
-    return list(rows.values())
 
 
 def _pass(run: Call, calls: int) -> list[float]:

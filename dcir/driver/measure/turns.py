@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -97,16 +97,42 @@ def measure(
 
 
 def relative_error(ours: Sequence[Any], exact: Sequence[Any]) -> float:
-    """The largest difference of any result over the largest value of that result."""
-    worst = 0.0
-    for a, b in zip(ours, exact, strict=True):
-        x, y = (
-            np.asarray(v.detach().to(torch.float64) if isinstance(v, torch.Tensor) else v, np.float64) for v in (a, b)
-        )
-        if x.size:
-            scale = float(np.nanmax(np.abs(y))) or 1.0
-            worst = max(worst, float(np.nanmax(np.abs(x - y))) / scale)
-    return worst
+    """The largest difference of any result over the largest value of that result, of those that are tensors or arrays.
+
+    Infinite where shapes differ, or the places of NaN or infinities: then nothing is near the reference.
+    """
+    found, wanted = _tensors(ours), _tensors(exact)
+    if len(found) != len(wanted):
+        return float("inf")
+    return max((_distance(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+
+
+def _distance(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    x, y = _real(ours), _real(exact)
+    if x.shape != y.shape or not torch.equal(x.isnan(), y.isnan()) or not torch.equal(x[y.isinf()], y[y.isinf()]):
+        return float("inf")
+    x, y = x[y.isfinite()], y[y.isfinite()]
+    if not y.numel():
+        return 0.0
+    return float((x - y).abs().max()) / (float(y.abs().max()) or 1.0)
+
+
+def _real(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().cpu()
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(torch.float64)
+
+
+def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
+    """Of flat results those that are tensors or arrays of numbers, and those inside of dataclasses."""
+    found = []
+    for value in results:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+            found.append(torch.as_tensor(value))
+        elif is_dataclass(value) and not isinstance(value, type):
+            found += _tensors(pytree.tree_leaves([getattr(value, f.name) for f in fields(value)]))
+    return found
 
 
 def reference_of(model: BenchModel) -> tuple[str, Sequence[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ def compare(
         base_error, _ = was.error()
     finally:
         torch.set_num_threads(before)
+    # JSON has no infinity.
+    error, base_error = (None if e is None else min(e, sys.float_info.max) for e in (error, base_error))
     new, old = rows["dcir"], rows["base"]
     # Of other batches times are told as they are; what is gained is per item.
     items = (delta.batch or 1) / (subject.batch or 1) if delta.batch and subject.batch else 1.0

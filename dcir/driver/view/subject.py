@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from dcir.driver.measure.profile import with_own_state
 from dcir.driver.session import Session
 from dcir.errors import OptionError
 
@@ -60,9 +61,10 @@ class Subject:
         if batch is not None and batch != self.batch and not self.batches:
             raise OptionError("the inputs of this model are given, so there is no other batch", where=f"batch={batch}")
         model, inputs, named = self.make(self.batch if batch is None else batch)
-        if isinstance(model, nn.Module) and (self.trains or model.training):
-            model = copy.deepcopy(model)  # buffers of the user's stay as they are
-            model.train(self.trains or model.training)
+        if isinstance(model, nn.Module) and self.trains and not model.training:
+            model = copy.deepcopy(model).train()
+        else:
+            model = with_own_state(model)
         return Call(
             model, tuple(inputs), dict(named), self.loss if self.loss is not None else mean_squares, self.trains
         )

@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from dataclasses import dataclass
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from dcir.driver.measure.models import BenchModel, as_onnx, open_model
 from dcir.errors import InvalidInput, OptionError
 
 SOURCE = """
+from dataclasses import dataclass
 import torch
 from torch import nn
 from helper_beside import WIDTH
@@ -35,7 +38,42 @@ def plain():
 
 def alone():
     return Net()
+
+def needs(batch):
+    return plain()
+
+def wide(batch, width):
+    return plain()
+
+def positional(batch=4, /):
+    return plain()
+
+def named(**sizes):
+    return torch.tanh, [torch.randn(sizes["batch"], 7)]
+
+@dataclass
+class Box:
+    x: torch.Tensor
+    word: str
+
+def nothing():
+    return (lambda x: (x * 2, None)[1]), [torch.randn(5, 7)]
+
+def number():
+    return (lambda x: (x * 2, 3, 0.5)), [torch.randn(5, 7)]
+
+def text():
+    return (lambda x: (x * 2, "text")), [torch.randn(5, 7)]
+
+def box():
+    return (lambda x: Box(x * 2, "a")), [torch.randn(5, 7)]
 """
+
+
+@dataclass
+class Box:
+    x: torch.Tensor
+    word: str
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +110,14 @@ def test_what_is_no_model_is_refused(source, tmp_path):
         open_model(f"{tmp_path}/none.py:make")
     with pytest.raises(OptionError, match="takes no argument 'batch'"):
         open_model(source + "plain", batch=2)
+    with pytest.raises(InvalidInput, match="needs wants batch") as caught:
+        open_model(source + "needs")
+    assert caught.value.hint == "--batch N"
+    with pytest.raises(InvalidInput, match="wide wants width"):
+        open_model(source + "wide", batch=2)
+    with pytest.raises(OptionError, match="takes no argument 'batch'"):
+        open_model(source + "positional", batch=2)
+    assert open_model(source + "named", batch=3).inputs[0].shape == (3, 7)
     with pytest.raises(OptionError, match="--shape"):
         open_model(source + "make", shapes={"x": [1]})
 
@@ -162,6 +208,28 @@ def test_relative_error():
     assert bench.relative_error([np.array([3])], [np.array([3])]) == 0
     assert bench.relative_error([torch.zeros(2) + 1], [torch.zeros(2)]) == 1
     assert bench.relative_error([torch.empty(0)], [torch.empty(0)]) == 0
+    assert bench.relative_error([torch.tensor([1 + 5j])], [torch.tensor([1 + 0j])]) == 5
+    assert bench.relative_error([torch.tensor([inf, -inf, nan, 1.5])], [torch.tensor([inf, -inf, nan, 1.0])]) == 0.5
+
+
+@pytest.mark.parametrize(
+    "ours, exact",
+    [
+        ([nan, 1.0], [2.0, 1.0]), ([nan, nan], [2.0, 1.0]), ([5.0, 1.0], [inf, 1.0]), ([5.0, 1.0], [nan, 1.0]), ([inf], [-inf]),
+        ([1.0], [1.0, 1.0]),
+    ],
+)  # fmt: skip
+def test_the_error_is_infinite_where_other_places_are_finite(ours, exact):
+    assert bench.relative_error([torch.tensor(ours)], [torch.tensor(exact)]) == inf
+    assert bench.relative_error([torch.tensor(ours)], [np.array(exact)]) == inf
+
+
+def test_results_that_are_no_tensors_are_not_compared(source):
+    for name in ("nothing", "number", "text", "box"):
+        done = bench.bench_file(source + name, ["eager"], 0.02, 1)
+        assert all(row.error is not None and row.error < 1e-6 for row in done.rows), name
+    one, two = (bench.relative_error([Box(torch.ones(2), "a")], [Box(torch.ones(2) * by, "b")]) for by in (1, 2))
+    assert (one, two) == (0, 0.5)
 
 
 def test_onnx_files_are_made_once(source, tmp_path):

@@ -65,6 +65,29 @@ def test_backward_is_measured_and_gradients_and_buffers_stay():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.norm(self.linear(x))
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["eval", "a part trains"])
+@pytest.mark.parametrize("verb", ["profile", "report"])
+def test_buffers_stay_where_the_root_does_not_train(verb, trains):
+    model = Counted().eval()
+    model.norm.train(trains)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        getattr(dcir.optimize(model).dcir, verb)(torch.randn(8, 4), seconds=0.02)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert model.norm.training == trains
+
+
 def test_time_is_booked_where_it_is_spent():
     class Two(nn.Module):
         def forward(self, a, b):

@@ -110,3 +110,15 @@ def test_what_is_refused(model, sizes, tmp_path):
             stream.bench_stream(source, listed, [], 0.01, 1)
     with pytest.raises(OptionError, match="nothing known"):
         stream.bench_stream(model, sizes, ["other"], 0.01, 1)
+
+
+def test_a_rival_that_fails_in_its_first_call_is_a_note(sizes, tmp_path, monkeypatch):
+    def cannot(call):
+        raise RuntimeError("no compiler\nand a long story")
+
+    rival = stream._rival
+    monkeypatch.setattr(stream, "_rival", lambda name, *rest: cannot if name == "inductor" else rival(name, *rest))
+    (tmp_path / "nets.py").write_text(SOURCE)
+    done = api.bench_stream(f"{tmp_path}/nets.py:make", sizes, ["inductor", "eager"], 0.01, 1)
+    assert [row.name for row in done.rows] == ["dcir", "eager"]
+    assert done.notes == ["inductor is not measured: RuntimeError: no compiler"]

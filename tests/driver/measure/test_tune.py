@@ -15,8 +15,11 @@ from dcir.codegen.choices import MODELS, Choice, decide
 from dcir.codegen.cpp.emitters import EMITTERS
 from dcir.codegen.tuned import KIND, MOST_TIMES, Database
 from dcir.cost.machine import Machine
+from dcir.driver import optimize
 from dcir.driver.measure import tune
+from dcir.driver.measure.api import tune_file
 from dcir.driver.measure.tune import Tuner
+from dcir.driver.optimize import compiled_with
 from dcir.driver.targets.host import host_machine
 from dcir.errors import MachineBusy, OptionError
 from dcir.identity import source_identity
@@ -278,3 +281,21 @@ def test_the_verb(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "share_of_others", lambda threads, work: 0.9)
     assert CliRunner().invoke(main, [*arguments, "--remeasure"]).exit_code == 3
     assert CliRunner().invoke(main, [*arguments, "--budget", "soon"]).exit_code == 2
+
+
+def test_training_is_tuned_in_training_mode(cache, tmp_path, monkeypatch):
+    file = tmp_path / "nets.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval(), (torch.randn(4, 8),)\n"
+    )
+    seen = []
+
+    def compiled(module, session):
+        seen.append(module.training)
+        return compiled_with(module, session)
+
+    monkeypatch.setattr(optimize, "compiled_with", compiled)
+    for train in (False, True):
+        tune_file(f"{file}:make", budget=0.1, threads=1, train=train, force=True)
+    assert seen == [False, True]

@@ -191,3 +191,10 @@ def test_it_is_served_beside_the_process() -> None:
         assert server.address.startswith("http://127.0.0.1:")
     finally:
         server.close()
+
+
+def test_parts_that_are_frozen_stay_so_in_training() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    model[1].eval()
+    found = dcir.optimize(model).dcir.report(torch.randn(8, 4), loss=lambda y: y.square().mean()).to_json()
+    assert not any(graph["updates"] for graph in found["graphs"])
