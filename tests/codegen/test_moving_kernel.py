@@ -234,6 +234,54 @@ def test_equals_product(products, case):
                 np.testing.assert_allclose(g[: len(w)], w, rtol=1e-4, atol=2e-5 * steps**0.5, err_msg=str(m))
 
 
+TRAINED = [
+    (kind, isa)
+    for kind in ("values", "data", "weights", "weights by rows", "weights by columns", "both")
+    for isa in ("amx", "avx512", "avx2")
+]
+TRAINED_BOUNDS = {"s0": Bounds(1, 2000)}
+
+
+def trained(n, kind, isa):
+    """The products of a layer that is trained: its weights lie as the user left them, and their gradient adds up over what moves."""
+    m, columns, steps = {"values": (n, 70, 96), "data": (n, 96, 70), "both": (n, 40, n)}.get(kind, (70, 97, n))
+    a, b = {
+        "values": ((steps, 1), (1, steps)), "data": ((steps, 1), (columns, 1)), "weights": ((1, m), (columns, 1)),
+        "weights by rows": ((steps, 1), (columns, 1)), "weights by columns": ((1, m), (1, steps)), "both": ((1, m), (columns, 1)),
+    }[kind]  # fmt: skip
+    return ContractionSpec(alike("f32"), (), m, columns, steps, a, b, (columns, 1))
+
+
+@pytest.fixture(scope="module")
+def trained_products():
+    entries = []
+    for case in TRAINED:
+        _, samples = chosen_samples(TRAINED_BOUNDS)
+        (spec,) = unified_rows([(trained(s["s0"], *case),) for s in samples], samples)
+        machine = Machine(isa_of(case[-1]), 2)
+        with matrix_everywhere():
+            plan = moving_kernel(EMITTERS, spec, Names.of(TRAINED_BOUNDS, {"s0": 128}), machine, 2)
+        assert not isinstance(plan, Refusal), plan.reason
+        assert ("tdpbf16ps" in plan.globals) == machine.isa.matrix_unit
+        entries.append((plan, ("f32", "f32", "i64"), ("f32",)))
+    return dict(zip(TRAINED, compile_plans(entries), strict=True))
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda c: "-".join(c).replace(" ", "_"))
+def test_equals_product_of_training(trained_products, case):
+    """Sums over more steps than are added up in one go are as exact as others, whatever is left of them at the end."""
+    torch.manual_seed(0)
+    for n in (1, 2, 15, 16, 31, 32, 33, 100, 511) + ((767, 768, 769, 1537, 2000) if case[0] != "both" else ()):
+        spec = trained(n, *case)
+        a, b = torch.randn(spec.m, spec.k), torch.randn(spec.k, spec.n)
+        lies = lambda t, strides: t if strides[-1] == 1 else t.T.contiguous()  # noqa: E731
+        got = torch.zeros(spec.m * spec.n + 64)
+        trained_products[case](lies(a, spec.a), lies(b, spec.b), torch.tensor([n]), got)
+        assert not got[spec.m * spec.n :].any(), n
+        wanted = (a.double() @ b.double()).float().flatten()
+        np.testing.assert_allclose(got[: len(wanted)], wanted, rtol=1e-5, atol=4e-6 * spec.k**0.5, err_msg=str(n))
+
+
 ATTENTIONS = ["plain", "causal", "masked", "selected", "narrow", "grouped", "cached", "step"]
 
 

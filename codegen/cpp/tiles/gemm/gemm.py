@@ -25,13 +25,12 @@ from dcir.codegen.cpp.tiles.emit import (
 from dcir.codegen.cpp.tiles.epilogue.epilogue import supports_epilogue
 from dcir.codegen.cpp.tiles.gemm.dot import DOT, dot_refusal
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm, normal_form, transposed
-from dcir.codegen.cpp.tiles.gemm.matrix import MATRIX, matrix_refusal
+from dcir.codegen.cpp.tiles.gemm.matrix import MATRIX
 from dcir.codegen.cpp.tiles.gemm.packing import PACKING, PANELS
 from dcir.codegen.cpp.tiles.gemm.tiles import TILES, tiles_draft
 from dcir.codegen.cpp.tiles.method import Method, Methods, choose, drafted
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.symbolic import least, moves, usually
-from dcir.cost.matrix_unit import COLUMNS
 from dcir.ir.schedule import OPEN, Schedule
 from dcir.ir.types import FLOATS
 from dcir.isa import ISAS, Isa
@@ -126,9 +125,10 @@ def _chosen(form: ProductForm, isa: Isa, threads: int) -> tuple[Method[ProductFo
     method, taken = choose(PRODUCTS, _turns(usually(form), isa), isa, threads)
     if taken.swapped != form.swapped:
         form = transposed(form)
-    if method not in (TILES, PACKING):  # the others are made of constants, but for the unit's, whose panels are
-        on_unit = method is MATRIX and matrix_refusal(replace(form.spec, panel=COLUMNS), isa) is None
-        method = PACKING if on_unit or TILES.refusal(form, isa, threads) else TILES
+    if method not in (TILES, PACKING) and (
+        method is not MATRIX or MATRIX.refusal(form, isa, threads)
+    ):  # made of constants
+        method = PACKING if TILES.refusal(form, isa, threads) else TILES
     return method, form
 
 

@@ -1,4 +1,4 @@
-"""Products with packed B on a matrix unit for bfloat16: every float32 is three bfloat16 numbers, and six products of them are as exact.
+"""Products on a matrix unit for bfloat16: every float32 is three bfloat16 numbers, and six products of them are as exact.
 
     a b = (a0 + a1 + a2)(b0 + b1 + b2) ~ a0 b0 + a0 b1 + a1 b0 + a1 b1 + a0 b2 + a2 b0
 
@@ -24,7 +24,7 @@ from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.unit import ANYTHING, parts_of_number, quarters, splitting, unit_support, unit_tile
 from dcir.codegen.cpp.tiles.gemm.unit_blocking import Rows, UnitBlocking, unit_blocking
 from dcir.codegen.cpp.tiles.method import LAST, ON_UNIT, Method
-from dcir.codegen.symbolic import most, moves, smaller, usual
+from dcir.codegen.symbolic import least, most, moves, smaller, usual
 from dcir.cost.cpu import HALVES_UNIT, MATRIX_UNIT
 from dcir.cost.matrix_unit import COLUMNS, ROWS
 from dcir.ir.refusal import Refusal
@@ -45,8 +45,10 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
     """Why the product, once its B is packed, is not better computed on the matrix unit than with multiply-adds."""
     if not isa.matrix_unit:
         return Refusal("the processor has no matrix unit")
-    if moves(*spec.batch, spec.n, spec.k) or (moves(spec.m, *spec.a) and not spec.panel):
+    if moves(*spec.batch, spec.n):
         return Refusal("its panels are constants")
+    if moves(spec.k) and least(spec.k) < 1:
+        return Refusal("nothing may be added up")
     if spec.dtype != "f32":
         return Refusal(f"numbers of {spec.dtype}")
     if spec.panel not in (0, COLUMNS):
@@ -54,7 +56,7 @@ def matrix_refusal(spec: ContractionSpec, isa: Isa) -> Refusal | None:
     if spec.stored and not (spec.halves and spec.stored == "bf16"):
         return Refusal(f"B is kept in {spec.stored}")
     unit = HALVES_UNIT if spec.halves else MATRIX_UNIT
-    if not unit.wins(math.prod(spec.batch), usual(spec.m), spec.n, spec.k):
+    if not unit.wins(math.prod(spec.batch), usual(spec.m), spec.n, usual(spec.k)):
         return Refusal("multiply-adds are faster by the model")
     return None
 

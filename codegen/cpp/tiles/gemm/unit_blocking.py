@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dcir.codegen.asked import asked, grid_of_jobs, listed, wish
 from dcir.codegen.choices import decide
-from dcir.codegen.cpp.tiles.emit import Split, ceil_div, round_up
+from dcir.codegen.cpp.tiles.emit import Runs, Split, ceil_div, round_up
 from dcir.codegen.cpp.tiles.gemm.form import ProductForm
 from dcir.codegen.cpp.tiles.gemm.tiles_blocking import loops_of, parallel_of
 from dcir.codegen.cpp.tiles.gemm.unit import parts_of_number
@@ -82,7 +82,7 @@ class UnitBlocking:
 
     strips: int
     panels: int
-    depth: Split
+    depth: Split | Runs
     unit: int
     strip: int
     p: int
@@ -95,7 +95,7 @@ class UnitBlocking:
     @property
     def blocked(self) -> bool:
         """Whether sums wait for the next block of steps."""
-        return self.depth.parts > 1
+        return moves(self.depth.parts) or self.depth.parts > 1
 
     @property
     def wide(self) -> int:
@@ -144,7 +144,8 @@ def unit_blocking(form: ProductForm, rows: Rows, threads: int, *, sums: bool) ->
     spec = form.spec
     strips, panels = ceil_div(spec.m, ROWS), ceil_div(spec.n, COLUMNS)
     unit = DEPTH if rows.even else 1
-    depth = Split.at_most(spec.k // unit, (DEEPEST_HALVES if spec.halves else DEEPEST) // unit)
+    deepest = (DEEPEST_HALVES if spec.halves else DEEPEST) // unit
+    depth = Runs(spec.k // unit, deepest) if moves(spec.k) else Split.at_most(spec.k // unit, deepest)
     strip = ceil_div(depth.size * unit, DEPTH) * PART_BYTES * parts_of_number(spec.halves)
     moving = moves(strips)
     if moving:  # shares of as many strips as there are when it runs
@@ -191,7 +192,7 @@ def _grid(
     """Jobs per batch element along m and n: even shares of the tiles, then little split twice."""
     if (parts := grid_of_jobs(strips, panels)) is not None:
         return parts
-    if batch * spec.m * spec.n * spec.k < SERIAL_WORK or threads == 1 or batch % threads == 0:
+    if batch * spec.m * spec.n * usual(spec.k) < SERIAL_WORK or threads == 1 or batch % threads == 0:
         return 1, 1
     found = []
     for p in range(1, min(strips, threads) + 1):
