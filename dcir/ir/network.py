@@ -333,6 +333,11 @@ class Network:
         node = self._access.get(name)
         return list(dict.fromkeys(e.dst for e in self.state.out_edges(node))) if node is not None else []
 
+    def read_once(self, name: str) -> bool:
+        """Whether one operand of one operator is all that reads container ``name``: it is no result, and none reads it twice."""
+        reads = sum(o.data == name for op in self.readers(name) for o in self.ins(op))
+        return reads == 1 and name not in self.result_containers()
+
     def preparable(self) -> set[Op]:
         """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""
         kept = self.result_containers() | {name for name, c in self.containers.items() if c.role != "transient"}
