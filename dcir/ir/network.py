@@ -177,7 +177,15 @@ class Network:
         return name
 
     def remove_container(self, name: str) -> None:
-        """Forget a container that nothing reads or writes."""
+        """Forget a container that nothing reads or writes.
+
+        Raises:
+            InvalidGraph: something does.
+        """
+        if users := [*self.writers(name), *self.readers(name)]:
+            raise InvalidGraph(
+                "a container that is used is taken out", details=[("container", name), ("operator", users[0].label)],
+            )  # fmt: skip
         del self.containers[name]
         self.sdfg.remove_data(name, validate=False)
 
