@@ -177,7 +177,15 @@ class Network:
         return name
 
     def remove_container(self, name: str) -> None:
-        """Forget a container that nothing reads or writes."""
+        """Forget a container that nothing reads or writes.
+
+        Raises:
+            InvalidGraph: something does.
+        """
+        if users := [*self.writers(name), *self.readers(name)]:
+            raise InvalidGraph(
+                "a container that is used is taken out", details=[("container", name), ("operator", users[0].label)],
+            )  # fmt: skip
         del self.containers[name]
         self.sdfg.remove_data(name, validate=False)
 
@@ -332,6 +340,11 @@ class Network:
         """Operators that read container ``name``."""
         node = self._access.get(name)
         return list(dict.fromkeys(e.dst for e in self.state.out_edges(node))) if node is not None else []
+
+    def read_once(self, name: str) -> bool:
+        """Whether one operand of one operator is all that reads container ``name``: it is no result, and none reads it twice."""
+        reads = sum(o.data == name for op in self.readers(name) for o in self.ins(op))
+        return reads == 1 and name not in self.result_containers()
 
     def preparable(self) -> set[Op]:
         """Operators that depend on nothing but static inputs and constants, make no result, and call nothing outside."""

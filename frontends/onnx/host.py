@@ -134,7 +134,11 @@ def _power(node: Node, a: Host, b: Host) -> Any:
         return NotImplemented
     if a.dtype not in _INTEGERS:
         return NotImplemented
-    return _elementwise(lambda x, y: x**y, a.dtype)(node, a, b)
+    whole = all(v == int(v) for v in b.values)
+    if not whole and any(type(v) is not int for v in a.values):
+        return NotImplemented
+    # A power has the type of its base, whatever the exponent's.
+    return _elementwise(lambda x, y: x ** int(y) if whole else int(x**y), a.dtype)(node, a, b)
 
 
 host_op("Add")(_rounding(lambda a, b: a + b))
@@ -187,7 +191,7 @@ def cast_like(node: Node, x: Host, target: Host) -> Any:
     return cast_host(x, target.dtype) if 1 not in node.narrow else NotImplemented
 
 
-host_op("Relu")(_elementwise(lambda a: max(a, 0)))
+host_op("Relu")(_elementwise(lambda a: max(a, 0.0) if isinstance(a, float) else max(a, 0)))
 
 
 @host_op("Reshape")
@@ -349,4 +353,7 @@ def reduce(node: Node, x: Host, axes: Host | None = None) -> Any:
     function: dict[str, Callable[..., Any]] = {
         "ReduceProd": math.prod, "ReduceSum": sum, "ReduceMax": max, "ReduceMin": min,
     }  # fmt: skip
-    return Host((function[node.op](x.values),), (1,) * len(x.shape) if node["keepdims"] else (), x.dtype)
+    value = _wrapped(function[node.op](x.values), x.dtype)
+    if x.dtype.is_floating_point:
+        value = rounded(value, x.dtype)
+    return Host((value,), (1,) * len(x.shape) if node["keepdims"] else (), x.dtype)

@@ -80,8 +80,7 @@ class FoldChannelScales(Rule[None, Scaling]):
     def check(self, net: Network, match: Scaling, known: None) -> Refusal | int:
         """What scaling the image moves, less what scaling the weights does."""
         spec, image = match.spec, net.ins(match.product)[0]
-        shown = net.containers[image.data].role != "transient" or image.data in net.result_containers()
-        if shown or net.readers(image.data) != [match.product]:
+        if net.containers[image.data].role != "transient" or not net.read_once(image.data):
             return Refusal("others read the scaled image")
         if net.outs(match.op)[0] != image:
             return Refusal("the image is a part of what is scaled")

@@ -60,8 +60,7 @@ class FuseAttention(Pass):
         first, second = _only(net.writers(scores.data)), _only(net.readers(weights.data))
         if first is None or second is None or not all(isinstance(op.spec, ContractionSpec) for op in (first, second)):
             return Refusal("the softmax is not between two products")
-        kept = net.result_containers()
-        if net.readers(scores.data) != [softmax] or {scores.data, weights.data} & kept or len(net.outs(first)) != 1:
+        if not net.read_once(scores.data) or not net.read_once(weights.data) or len(net.outs(first)) != 1:
             return Refusal("the scores or their softmax are read by others")
         if net.outs(first)[0].offset != scores.offset or net.ins(second)[0] != weights:
             return Refusal("the second product reads another part of the softmax")

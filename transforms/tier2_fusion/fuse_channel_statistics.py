@@ -84,7 +84,7 @@ class FuseChannelStatistics(Pass):
             return Refusal("another operator needs the product first")
         if not net.allows(self, product, consumer):
             return SWITCHED_OFF
-        if net.readers(read.data) == [consumer] and read.data not in net.result_containers():
+        if net.read_once(read.data):
             lean = replace(spec, kept=False)
             # Tiles that only add have no form: something is stored.
             spec = lean if any(isinstance(s, Store) and not s.added for s in lean.whole_epilogue().body) else spec

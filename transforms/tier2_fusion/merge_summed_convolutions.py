@@ -140,11 +140,11 @@ class MergeSummedConvolutions(Pass):
             x=(*spec.x[:2], span, *spec.x[2:]), w=_weight_strides(spec), y=first_store(split).strides, epilogue=split,
         )  # fmt: skip
         net.rewire(last, made, [images, weights, *ins], net.outs(last), made_by=self.name)
+        summed = {o.data for term in part[:-1] for o in net.outs(term.op)}
         for term in part[:-1]:
-            outs = {o.data for o in net.outs(term.op)}
             net.remove_op(term.op, into=last)
-            for name in outs:
-                net.remove_container(name)
+        for name in summed:
+            net.remove_container(name)
         return last
 
     def _weights(self, net: Network, part: Sequence[Term]) -> Operand:

@@ -89,7 +89,7 @@ class RoundAsPacked(Rule[set[Op], _Rounding]):
         few = rows < self.least_rows or rows_suit(spec, isa)
         if not spec.dots and (spec.epilogue is None or pays("read where it lies", few)):
             return Refusal("the product may read its operand where it lies")
-        if net.readers(match.b.data) != [match.op] or match.b.data in net.result_containers():
+        if not net.read_once(match.b.data):
             return Refusal("others read the rounded operand too")
         if _strides(match, match.load) is None:
             return Refusal("the product walks the operand in other dimensions than its rounding")

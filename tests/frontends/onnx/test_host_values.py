@@ -101,6 +101,35 @@ def test_division_truncates(module_of: Make) -> None:
     assert module(torch.rand(3)).tolist() == [-3]
 
 
+@pytest.mark.parametrize(("exponent", "wanted"), [("2.0", [8, 24]), ("0.5", [0, 2])])
+def test_powers_are_of_the_type_of_their_base(module_of: Make, exponent: str, wanted: list[int]) -> None:
+    """So that what follows divides whole numbers."""
+    module = module_of(f"""g (float[3, 5] x) => (int64[2] y) {{
+        n = Shape(x)
+        e = Constant <value_float = {exponent}> ()
+        two = Constant <value_ints = [2]> ()
+        power = Pow(n, e)
+        half = Div(power, two)
+        y = Mul(half, two)
+    }}""")
+    assert module(torch.rand(3, 5)).tolist() == wanted
+
+
+def test_products_of_all_wrap(module_of: Make) -> None:
+    """A product of all elements is one of the element type before something is done with it."""
+    module = module_of("""g (float[3, 5] x) => (int32[1] y) {
+        n = Shape(x)
+        sizes = Cast <to = 6> (n)
+        many = Constant <value = int32[2] {70000, 70000}> ()
+        seven = Constant <value = int32[1] {7}> ()
+        large = Mul(sizes, many)
+        all = ReduceProd(large)
+        y = Div(all, seven)
+    }""")
+    wrapped = int((np.array([210000, 350000], "i4")).prod(dtype="i4"))
+    assert module(torch.rand(3, 5)).tolist() == [int(wrapped / 7)]
+
+
 def test_large_integer_constants_stay_tensors(module_of: Make) -> None:
     index = np.arange(500) % 7
     module = module_of("g (float[7] x) => (float[500] y) { y = Gather(x, index) }", index=index)

@@ -100,6 +100,15 @@ def test_other_ranks() -> None:
     assert check(block(torch.sigmoid), inputs(2, 70), FoldChannelScales())[1].changed == 1
 
 
+def by_itself(
+    x: torch.Tensor, wide: torch.Tensor, inner: torch.Tensor, w: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
+    """The product is multiplied by the image that it is of."""
+    a = F.relu(F.conv2d(x, wide))
+    t = a * torch.sigmoid(F.conv2d(a.mean((2, 3), keepdim=True), inner))
+    return F.conv2d(t, w, b) * t
+
+
 UNCHANGED: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], bool, str]] = {
     "few positions": (block(torch.sigmoid), inputs(1, 6, 7), False, "too few positions"),
     "large": (block(lambda t: t), inputs(1, 9, 11), False, "not known to be small"),
@@ -108,6 +117,7 @@ UNCHANGED: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], bool
     "for the matrix unit": (
         block(torch.sigmoid), inputs(12, 15, 15, channels=64, wide=160), True, "matrix unit",
     ),
+    "read by the epilogue": (by_itself, [*inputs(1, 9, 11)[:3], rand(24, 24, 1, 1), rand(24)], False, "others read"),
     "read again": (block(torch.sigmoid, again=True), inputs(1, 9, 11), False, "others read"),
 }  # fmt: skip
 

@@ -199,8 +199,14 @@ def returned(q: Tensor, k: Tensor, v: Tensor) -> Any:
     return p @ v, p
 
 
+def with_itself(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    p = torch.softmax(q @ k.transpose(-1, -2), -1)
+    return p @ p.transpose(-1, -2) + v.sum()
+
+
 REFUSED: list[tuple[str, Attend, list[Tensor]]] = [
     ("read by others", returned, heads(5, 7)),
+    ("read by others", with_itself, heads(7, 7)),
     ("not between two products", lambda q, k, v: torch.softmax(q * 2, -1) @ v, [values(4, 6), values(4, 6), values(6, 5)]),
     ("another dimension", lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -2) @ v, heads(7, 7)),
     ("something else than -inf", lambda q, k, v: torch.softmax(

@@ -70,6 +70,15 @@ def test_another_reader_of_the_half_type_keeps_its_copy() -> None:
     assert [op.spec.outputs for op in net.ops() if op.spec.kind == "program" and "f32" in op.spec.inputs] == [("bf16",)]
 
 
+def test_a_product_of_the_half_type_with_itself_keeps_it() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        half = w.to(x.dtype)
+        return torch.relu(half @ half.t() + x)
+
+    _, outcome = rounded(fn, rand(300, 300, dtype=torch.bfloat16), rand(300, 70))
+    assert not outcome.changed and "others read the rounded operand too" in outcome.refused
+
+
 def test_unchanged() -> None:
     _, outcome = rounded(lambda x, w: torch.relu(x @ w.t()), rand(300, 7), rand(9, 7))
     assert not outcome.changed and not outcome.refused
