@@ -20,7 +20,7 @@ from dcir.codegen.symbolic import most, moves, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.schedule import OPEN
-from dcir.ir.statements import Access, Const, Index, Reduce, Store
+from dcir.ir.statements import Access, Reduce, Store
 from dcir.ir.types import HALVES, compute_type
 
 # Below this many points, and this much arithmetic, a second thread costs more than it brings (a parallel region is about 1 us).
@@ -212,15 +212,12 @@ class _Scheduler:
         return s
 
     def _pointwise(self, prefix: int) -> list[Sweep]:
-        """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it."""
+        """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it.
+
+        What two of a group need is read before either is stored, which updates rely on (``ir/updates.py``).
+        """
         p = self.p
-        stores = [i for i, s in enumerate(p.body) if isinstance(s, Store)]
         if not p.outer or len(p.outer) <= prefix:
-            return [Sweep(0, False, tuple(stores), vector=False)]
-        groups: list[tuple[set[int], list[int]]] = []
-        for store in stores:
-            wanted = {i for i in needed(p, [store], set()) if not isinstance(p.body[i], (Const, Index))}
-            joined = [g for g in groups if not g[0].isdisjoint(wanted)]
-            groups = [g for g in groups if g[0].isdisjoint(wanted)]
-            groups.append((wanted.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))
-        return [Sweep(0, False, tuple(members), vector=not self.scalar) for _, members in groups]
+            stores = tuple(i for i, s in enumerate(p.body) if isinstance(s, Store))
+            return [Sweep(0, False, stores, vector=False)]
+        return [Sweep(0, False, tuple(members), vector=not self.scalar) for members in p.stores_apart()]
