@@ -16,7 +16,7 @@ from dcir.codegen.schedule import (
     roots_of,
     stages_of,
 )
-from dcir.codegen.symbolic import most, moves, usual
+from dcir.codegen.symbolic import most, moves, turns, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.schedule import OPEN
@@ -133,6 +133,8 @@ class _Scheduler:
             return False
         if not p.inner:
             return True
+        if any(turns(n, f"i{len(p.outer) - 1}") for n in p.inner):
+            return False  # lanes go side by side, as far as each other
         score = 0
         for s, (_, full) in zip(p.body, self.levels, strict=True):
             if isinstance(s, Access) and full:
