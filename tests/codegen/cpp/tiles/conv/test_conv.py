@@ -95,7 +95,11 @@ ALWAYS = [
     *(("depthwise-far", kind, "f32", "avx2", "last", "last", "last", 2) for kind in KINDS),
     ("kernel-of-the-image", "forward", "f32", "avx512", "plain", "plain", "plain", 2),
 ]
-CASES = list(dict.fromkeys([*taken(cases(), 80), *ALWAYS]))
+PLANES = [
+    (name, "backward_weight", "f32", "avx2", "plain", "plain", "plain", 2)
+    for name in ("depthwise", "depthwise-s2", "depthwise-x2", "depthwise-7")
+]
+CASES = list(dict.fromkeys([*taken(cases(), 80), *ALWAYS, *PLANES]))
 
 
 def make(case):
@@ -164,3 +168,14 @@ def test_convolution(kernels, case):
     before = result.clone()
     kernels[case](*tensors)
     assert torch.equal(before, result)
+
+
+@pytest.mark.parametrize("case", PLANES, ids=lambda c: c[0])
+def test_infinities_count_where_an_error_meets_them(kernels, case):
+    """Rows lie one behind the other, so a row's last vector sees the next one's first pixels."""
+    spec, (x, error, result), operands = make(case)
+    x[:, 0, 4, 0], x[:, 1, 3, -1], x[0, 2, 1, 0] = float("inf"), -float("inf"), float("nan")
+    exact = reference(spec, *operands, torch.float64)
+    assert exact.isfinite().sum() not in (0, exact.numel())
+    kernels[case](x, error, result)
+    torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-4, equal_nan=True)
