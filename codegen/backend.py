@@ -13,6 +13,9 @@ from dcir.codegen.registry import Emitters
 from dcir.codegen.steps import AnyStep, Flow
 from dcir.cost.machine import Machine
 
+Shared = tuple[tuple[str, str], ...]
+"""Operands of a kernel that lie where another one does: its name, and the other's."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -22,6 +25,7 @@ class Kernel:
         name: of its entry; what it is made of decides it.
         plan: its code.
         ins, outs: types of its operands.
+        shared: operands that lie where an input does which the kernel overwrites, with that input: ``("o0", "a1")``.
         text: its code as ``build`` takes it, where that was printed before; see ``PrintsBefore``.
     """
 
@@ -29,6 +33,7 @@ class Kernel:
     plan: KernelPlan
     ins: tuple[str, ...]
     outs: tuple[str, ...]
+    shared: Shared = ()
     text: str = field(default="", compare=False, repr=False)
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dcir.cache import Cache, key_of
-from dcir.codegen.backend import Backend, Kernel, PrintsBefore, Steps
+from dcir.codegen.backend import Backend, Kernel, PrintsBefore, Shared, Steps
 from dcir.codegen.choices import MODELS, Choice
 from dcir.codegen.invocations import Invocation, Types, invocations
 from dcir.codegen.moving_kernel import moving_kernel
@@ -284,6 +284,7 @@ class _PlannedCode:
         prepared = net.prepared_ops()
         anew = set() if moving is None else _of_sizes(net, moving, prepared)
         self.places = Placement(net, [o.data for op in net.ops() if op in anew for o in net.outs(op)])
+        self._updated = {self.places.slots[new]: self.places.slots[old] for new, old in net.updates.items()}
         self.scratch = ScratchMemory(net)
         self.kernels: dict[Any, Kernel] = {}
         self.tuned: dict[str, Choice] = {}
@@ -354,14 +355,26 @@ class _PlannedCode:
             k = self._kernel(run, found[0], ((*run.types[0], "i64"), run.types[1]), MODELS)
         elif spec is not run.spec:
             table = (Place(self.sizes_slot, 0),)
-            k = self._moving_kernel(run, spec)
+            k = self._moving_kernel(run, spec, self._shared(run.types, ins, outs))
         else:
             given = self.given.get(run.label, MODELS) if self.given is not None else None
-            k = self._kernel(run, run.spec, run.types, given)
+            k = self._kernel(run, run.spec, run.types, given, self._shared(run.types, ins, outs))
         self.scratch.add(k.plan.scratch, run.stream)
         if k.plan.phases:
             call = Call(k.name, run.number, (*ins, *table, *outs), k.parallel, k.checked, run.stream)
             (self.prepares if prepares else self.calls).append(call)
+
+    def _shared(self, types: Types, ins: Sequence[Place], outs: Sequence[Place]) -> Shared:
+        """The operands that lie where an input does that is updated in place, and that input (``Kernel.shared``)."""
+        written = {
+            f"o{i}": (replace(place, slot=self._updated[place.slot]), t)
+            for i, (place, t) in enumerate(zip(outs, types[1], strict=True))
+            if place.slot in self._updated
+        }
+        read = {f"a{i}": found for i, found in enumerate(zip(ins, types[0], strict=True))}
+        first = {found: name for name, found in reversed(read.items()) if found in written.values()}
+        both = {name: first.get(found, name) for name, found in (read | written).items()}
+        return tuple((name, other) for name, other in both.items() if name != other)
 
     def _for_all_sizes(self, run: Invocation) -> tuple[Operator, tuple[list[Operand], list[Operand]]]:
         """The spec of an operator with what moves in it, which is its own spec if nothing does; and its operands."""
@@ -383,11 +396,11 @@ class _PlannedCode:
             k = self._kernel(run, run.spec, run.types, None if self.given is None else MODELS)
         return Made(k.name if k.plan.phases else "", k.parallel, k.checked, k.plan.scratch, sizes)
 
-    def _moving_kernel(self, run: Invocation, spec: Operator) -> Kernel:
+    def _moving_kernel(self, run: Invocation, spec: Operator, shared: Shared = ()) -> Kernel:
         """The kernel of a spec for all sizes, the last of whose inputs is the table of these."""
         assert self.symbols is not None and self.moving is not None
         types = (*run.types[0], "i64"), run.types[1]
-        key = (spec, types, run.schedule)
+        key = (spec, types, run.schedule, shared)
         if key not in self.kernels:
             emitters = self.backend.emitters
             with _placed(run):
@@ -397,17 +410,17 @@ class _PlannedCode:
             sizes = repr(sorted(self.moving.sizes.items())), repr(sorted(self.moving.usual().items()))
             digest = key_of(
                 source_identity(), emitters.target, foreign_identity(emitters.makers(spec)), repr(spec), repr(types),
-                self.machine.key, *sizes, *_named(run.schedule),
+                self.machine.key, *sizes, *_named(run.schedule, shared),
             )  # fmt: skip
-            self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
+            self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types, shared))
         self.came_from.setdefault(self.kernels[key].name, {})[run.came_from] = None
         return self.kernels[key]
 
-    def _kernel(self, run: Invocation, spec: Any, types: Types, given: Choice | None) -> Kernel:
+    def _kernel(self, run: Invocation, spec: Any, types: Types, given: Choice | None, shared: Shared = ()) -> Kernel:
         """The kernel of a spec, made at its first use; ``given`` is the emitter's choice where the database is not asked."""
         schedule, team = run.schedule, run.team
         given = given if schedule is None else MODELS  # what was measured belongs to the target's own schedule
-        key = (spec, types, team, given, schedule)
+        key = (spec, types, team, given, schedule, shared)
         if key not in self.kernels:
             emitters = self.backend.emitters
             verdict = self.database.find(spec, types, team) if given is None else None
@@ -416,11 +429,11 @@ class _PlannedCode:
             made_by = foreign_identity(emitters.makers(spec))
             digest = key_of(
                 source_identity(), emitters.target, made_by, repr(spec), repr(types), self.machine.key,
-                *[repr(choice)] * bool(choice), *_named(schedule),
+                *[repr(choice)] * bool(choice), *_named(schedule, shared),
             )  # fmt: skip
             with _placed(run):
                 plan = emitters.plan(spec, self.machine, choice, schedule)
-            self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types))
+            self._keep(key, run, Kernel(f"k{digest[:20]}", plan, *types, shared))
             if choice:
                 self.tuned[self.kernels[key].name] = choice
             if verdict is not None and verdict.times:
@@ -469,9 +482,9 @@ def _placed(run: Invocation) -> Iterator[None]:
         raise
 
 
-def _named(schedule: Schedule | None) -> list[str]:
-    """What of a schedule decides a kernel's name: without one that is what it was before there were any."""
-    return [] if schedule is None else [repr(schedule)]
+def _named(schedule: Schedule | None, shared: Shared) -> list[str]:
+    """What a schedule and shared operands add to what decides a kernel's name: nothing where there are none."""
+    return [*([] if schedule is None else [repr(schedule)]), *[repr(shared)] * bool(shared)]
 
 
 def _of_sizes(net: Network, moving: MovingNetwork, prepared: set[Op]) -> set[Op]:

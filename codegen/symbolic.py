@@ -280,6 +280,11 @@ def moves(*numbers: int) -> bool:
     return any(isinstance(n, Symbolic) for n in numbers)
 
 
+def turns(number: int, loop: str) -> bool:
+    """Whether a number is another one in each turn of a loop, given its name (``Names.local``)."""
+    return isinstance(number, Symbolic) and re.search(rf"\b{loop}\b", number.text) is not None
+
+
 def c_name(size: str) -> str:
     """What a size is called in C: size0, size1, … No template has such names."""
     return f"size{size[1:]}"

@@ -65,4 +65,4 @@ class CppBackend:
 
 
 def _body(kernel: Kernel) -> str:
-    return kernel.text or kernel_body(kernel.plan, kernel.ins, kernel.outs, kernel.name)
+    return kernel.text or kernel_body(kernel.plan, kernel.ins, kernel.outs, kernel.name, kernel.shared)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from dcir.codegen.backend import Shared
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE
 from dcir.codegen.plan import KernelPlan, Phase
 from dcir.codegen.symbolic import Symbolic, sizes_from
@@ -72,22 +73,25 @@ def kernel_sdfg(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str]) -> An
     return sdfg
 
 
-def kernel_text(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str) -> str:
+def kernel_text(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str, shared: Shared = ()) -> str:
     """C++ of a kernel whose entry is ``__program_<name>(void*, arguments…)``: `HEADER` and `kernel_body`."""
-    return HEADER + kernel_body(plan, ins, outs, name)
+    return HEADER + kernel_body(plan, ins, outs, name, shared)
 
 
-def kernel_body(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str) -> str:
+def kernel_body(plan: KernelPlan, ins: Sequence[str], outs: Sequence[str], name: str, shared: Shared = ()) -> str:
     """What a kernel says below `HEADER`; several may stand in one file, each in a namespace of its own.
 
     The maps become worksharing loops of the team that the network's driver opens once per call, so a kernel costs a
     barrier and not a parallel region. DaCe sees words in place of the code and of the numbers of jobs, and is asked
     once for all kernels that differ in nothing else; what it needs for one is a hundred times the rest.
+
+    No two parameters lie in the same memory, says DaCe's frame to the compiler. So a ``shared`` operand is reached by the parameter of
+    the input that it lies with; its own is not looked at.
     """
     blank, words = _blank(plan, argument_names(len(ins), len(outs))[len(ins) - 1])
     words[_NAME] = name
     # One walk over the frame: what is put in is not looked at again.
-    return _BLANKS.sub(lambda found: words[found[0]], _frame(blank, tuple(ins), tuple(outs)))
+    return _BLANKS.sub(lambda found: words[found[0]], _frame(blank, tuple(ins), tuple(outs), shared))
 
 
 def _blank(plan: KernelPlan, table: str) -> tuple[KernelPlan, dict[str, str]]:
@@ -109,7 +113,7 @@ def _blank(plan: KernelPlan, table: str) -> tuple[KernelPlan, dict[str, str]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _frame(plan: KernelPlan, ins: tuple[str, ...], outs: tuple[str, ...]) -> str:
+def _frame(plan: KernelPlan, ins: tuple[str, ...], outs: tuple[str, ...], shared: Shared) -> str:
     """DaCe's text for a plan, without what a kernel of ours does not need."""
     from dace.codegen import codegen
 
@@ -120,7 +124,11 @@ def _frame(plan: KernelPlan, ins: tuple[str, ...], outs: tuple[str, ...]) -> str
     # The entry does nothing but call the function with the code, which takes its name and is compiled once, not twice.
     text = _drop_functions(text, ("__dace_init_", "__dace_exit_", f"__program_{_NAME}("))
     text = text.replace(f"void __program_{_NAME}_internal(", f'extern "C" void __program_{_NAME}(')
-    return re.sub(rf"({_WORD}[0-9]+_) //.*", r"\1", re.sub(r"\n\s*\n+", "\n", text))
+    head, end, code = text.rpartition("pstatus)")
+    for operand, lies_with in shared:
+        own, other = (f"p{name[0]}{int(name[1:]):04d}" for name in (operand, lies_with))
+        code = re.sub(rf"\b{own}\b", other, code)
+    return re.sub(rf"({_WORD}[0-9]+_) //.*", r"\1", re.sub(r"\n\s*\n+", "\n", head + end + code))
 
 
 def _drop_functions(text: str, starts: Sequence[str]) -> str:

@@ -97,6 +97,16 @@ class LoopNest(Operator):
                     stack.extend(self.body[i].args)
         return sorted(seen)
 
+    def stores_apart(self) -> list[list[int]]:
+        """The stores in groups that need nothing of each other but constants and loop variables."""
+        groups: list[tuple[set[int], list[int]]] = []
+        for store in (i for i, s in enumerate(self.body) if isinstance(s, Store)):
+            wanted = {i for i in self.needed_by([store], ()) if not isinstance(self.body[i], (Const, Index))}
+            joined = [g for g in groups if not g[0].isdisjoint(wanted)]
+            groups = [g for g in groups if g[0].isdisjoint(wanted)]
+            groups.append((wanted.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))
+        return [members for _, members in groups]
+
     def points(self) -> int:
         """Iterations of the whole nest."""
         return math.prod(self.dims)

@@ -4,7 +4,8 @@
 
 In the graph y is a container of its own, so every pass sees single assignment; ``Network.updates`` says that y and p share
 memory. What that asks for is an order: all readers of p come before the writers of y, but for a writer that reads p element
-by element at the place it writes (which other writers, of other parts of y, do not touch). ``settle`` restores the order after a
+by element at the place it writes (which other writers, of other parts of y, do not touch), for nothing that it stores later
+elsewhere. ``settle`` restores the order after a
 pass; where there is none, y is made elsewhere and copied last. Before its first write y holds what p does.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, stored_by
@@ -101,17 +102,37 @@ def _in_place(net: Network, op: Op, data: str, source: str) -> bool:
         first -= 1
     if any(isinstance(s, Reduce) for s in p.body):
         return False
-    ways = set()
-    for s in p.body:
+    ways, stores, reads = set(), [], []
+    for i, s in enumerate(p.body):
         if isinstance(s, Store) and outs[s.operand].data == data:
             if any(d > 1 and not st for d, st in zip(p.dims, s.strides, strict=True)):
                 return False
             ways.add((outs[s.operand].offset, s.strides))
+            stores.append(i)
         elif isinstance(s, Read) and (first == 0 or s.operand > 0) and ins[s.operand + first].data == source:
             if isinstance(s, Gather):
                 return False
             ways.add((ins[s.operand + first].offset, s.strides))
-    return len(ways) == 1
+            reads.append(i)
+    return len(ways) == 1 and _old_first(p, stores, reads, in_order=p is not spec)
+
+
+def _old_first(p: LoopNest, stores: Sequence[int], reads: Sequence[int], *, in_order: bool) -> bool:
+    """Whether no other store needs an old value later than ``stores`` overwrite it, at the same point.
+
+    A loop nest may run as several, one after the other: stores that need nothing in common have no order. At a point of one of them
+    everything is read before anything is stored; an epilogue runs in order, and may look at what it adds up once more at the end.
+    """
+    others = [i for i, s in enumerate(p.body) if isinstance(s, Store) and i not in stores]
+    late = [i for i in others if not set(reads).isdisjoint(p.needed_by([i], ()))]
+    if not late:
+        return True
+    if in_order:
+        return max(reads) < min(stores) and not any(
+            s.added for s in map(p.body.__getitem__, late) if isinstance(s, Store)
+        )
+    together = next(group for group in p.stores_apart() if stores[0] in group)
+    return set(together).issuperset((*stores, *late))
 
 
 def keeps_most(net: Network, op: Op, data: str, source: str, distance: int = 0) -> bool:

@@ -26,16 +26,17 @@ template <class O, class V> D_INLINE auto d_fold_vector(V v) {
     four = O::join(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
     return O::join(four, __builtin_shufflevector(four, four, 1, 1, 1, 1))[0];
 }
-// p has 16, 32 or 64 elements.
+// p has a power of two of elements, 16 at least.
 template <class O, class T, int N> D_INLINE T d_fold(const T (&p)[N]) {
+    static_assert(N >= 16 && N <= 256 && !(N & (N - 1)), "halves of halves down to one vector");
     typedef typename d_vector<T, 16>::type V;
     V v[N / 16];
     __builtin_memcpy(v, p, sizeof(v));
-    if constexpr (N == 64) {
-        v[0] = O::join(v[0], v[2]);
-        v[1] = O::join(v[1], v[3]);
+    #pragma GCC unroll 8
+    for (int half = N / 32; half; half /= 2) {
+        #pragma GCC unroll 8
+        for (int i = 0; i < half; i++) v[i] = O::join(v[i], v[i + half]);
     }
-    if constexpr (N >= 32) v[0] = O::join(v[0], v[1]);
     return d_fold_vector<O>(v[0]);
 }
 

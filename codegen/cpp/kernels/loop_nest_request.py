@@ -159,7 +159,7 @@ def requested(p: LoopNest) -> tuple[LoopNest, Request]:
     places = [*first, *(d for d in range(len(names)) if d not in first)]
     outer, inner = [d for d in places if d < n], [d for d in places if d >= n]
     if first != (outer + inner)[: len(first)]:
-        late = next(d for d in first if d < n and any(e >= n for e in first[: first.index(d)]))
+        late = next(d for at, d in enumerate(places) if d < n and any(e >= n for e in places[:at]))
         raise InvalidSchedule(
             f"loop {names[late]} cannot run inside loops that a reduction runs over",
             hint=f"order={[names[d] for d in outer + inner]}",

@@ -16,11 +16,11 @@ from dcir.codegen.schedule import (
     roots_of,
     stages_of,
 )
-from dcir.codegen.symbolic import most, moves, usual
+from dcir.codegen.symbolic import most, moves, turns, usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.schedule import OPEN
-from dcir.ir.statements import Access, Const, Index, Reduce, Store
+from dcir.ir.statements import Access, Reduce, Store
 from dcir.ir.types import HALVES, compute_type
 
 # Below this many points, and this much arithmetic, a second thread costs more than it brings (a parallel region is about 1 us).
@@ -133,6 +133,8 @@ class _Scheduler:
             return False
         if not p.inner:
             return True
+        if any(turns(n, f"i{len(p.outer) - 1}") for n in p.inner):
+            return False  # lanes go side by side, as far as each other
         score = 0
         for s, (_, full) in zip(p.body, self.levels, strict=True):
             if isinstance(s, Access) and full:
@@ -212,15 +214,12 @@ class _Scheduler:
         return s
 
     def _pointwise(self, prefix: int) -> list[Sweep]:
-        """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it."""
+        """Stores in groups that need nothing of each other: a loop each, whose conditions the compiler can take out of it.
+
+        What two of a group need is read before either is stored, which updates rely on (``ir/updates.py``).
+        """
         p = self.p
-        stores = [i for i, s in enumerate(p.body) if isinstance(s, Store)]
         if not p.outer or len(p.outer) <= prefix:
-            return [Sweep(0, False, tuple(stores), vector=False)]
-        groups: list[tuple[set[int], list[int]]] = []
-        for store in stores:
-            wanted = {i for i in needed(p, [store], set()) if not isinstance(p.body[i], (Const, Index))}
-            joined = [g for g in groups if not g[0].isdisjoint(wanted)]
-            groups = [g for g in groups if g[0].isdisjoint(wanted)]
-            groups.append((wanted.union(*(n for n, _ in joined)), sorted([*(s for _, m in joined for s in m), store])))
-        return [Sweep(0, False, tuple(members), vector=not self.scalar) for _, members in groups]
+            stores = tuple(i for i, s in enumerate(p.body) if isinstance(s, Store))
+            return [Sweep(0, False, stores, vector=False)]
+        return [Sweep(0, False, tuple(members), vector=not self.scalar) for members in p.stores_apart()]

@@ -16,6 +16,7 @@ UNARY = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "rsqrt",
 )  # fmt: skip
 ULP = 2.0
+FOLDED = (16, 32, 64, 128)
 SHAPES = {
     "to_bf16": ("float", "bf16_t", "d_f32_to_bf16(x[i])"),
     "from_bf16": ("bf16_t", "float", "d_bf16_to_f32(x[i])"),
@@ -44,6 +45,8 @@ def source():
         'extern "C" void normal(float *x, float *y, long n) { for (long i = 0; i < n; i++) {'
         "d_philox r = d_philox4x32_10(1, 2, i, 0); d_normal2(r.x, r.y, x[i], y[i]); } }"
     )
+    for n in FOLDED:
+        lines.append(f'extern "C" float fold_{n}(const float (&p)[{n}]) {{ return d_fold<d_sum_of>(p); }}')
     return lines
 
 
@@ -198,3 +201,15 @@ def test_normal_numbers(unit):
         expected = (1 + torch.erf(torch.sort(torch.from_numpy(z)).values / 2**0.5)) / 2
         assert (expected - torch.arange(n) / n).abs().max() < 2 / n**0.5
     assert abs((x * y).mean()) < 0.01 and abs((x**2 * y**2).mean() - 1) < 0.03
+
+
+@pytest.mark.parametrize("n", FOLDED)
+def test_folds_have_every_element(unit, n):
+    """The order is that of halves of halves, whatever the width of vectors."""
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    fold = unit[0][f"fold_{n}"]
+    fold.restype = ctypes.c_float
+    want = x.copy()
+    while len(want) > 1:
+        want = want[: len(want) // 2] + want[len(want) // 2 :]
+    assert fold(ctypes.c_void_p(x.ctypes.data)) == want[0]

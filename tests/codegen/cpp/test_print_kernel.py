@@ -75,3 +75,14 @@ def test_code_is_compiled_once():
     """DaCe's entry only calls a second function; both would be compiled."""
     text = text_of(kernel())
     assert re.findall(r"\w*__program_\w+", text) == ["__program_kabc"]
+
+
+def test_operands_that_share_memory_share_a_parameter():
+    """Parameters are said to lie apart, so the compiler may move a read behind a store through another one."""
+    plan = kernel((8,), ("o0[j] = a0[j] + a2[j];\no1[j] = a1[j];",), "")
+    types = ("f32",) * 3, ("f32",) * 2
+    plain = kernel_text(plan, *types, "kabc")
+    text = kernel_text(plan, *types, "kabc", (("a2", "a0"), ("o0", "a0")))
+    apart, shared = ({n: t.count(n) for n in ("pa0000", "pa0001", "pa0002", "po0000", "po0001")} for t in (plain, text))
+    assert set(apart.values()) == {2}
+    assert shared == {"pa0000": 4, "pa0001": 2, "pa0002": 1, "po0000": 1, "po0001": 2}

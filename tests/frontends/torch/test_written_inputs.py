@@ -137,6 +137,35 @@ def test_orders_of_reads_and_writes(function, level):
     follow(Two(function), [lambda _: (torch.randn(4, 5), torch.randn(4, 5))] * 2, level=level)
 
 
+def exchanged(x, y):
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+    return x + 2 * y
+
+
+def exchanged_apart(x, y):
+    """Neither copy needs anything that the other one does."""
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+    return torch.ones(3)
+
+
+def turned(x, y):
+    old = x.clone()
+    sums = x + y
+    y.copy_(x - y)
+    x.copy_(sums)
+    return old, x * y
+
+
+@pytest.mark.parametrize("function", [exchanged, exchanged_apart, turned])
+def test_old_values_that_others_need(function):
+    """Large enough for vectors and loops of their own: the compiler moves no read behind what overwrites it."""
+    follow(Two(function), [lambda _: (torch.randn(2000), torch.randn(2000))] * 2)
+
+
 @pytest.mark.parametrize("function", [swap, moved])
 def test_two_inputs_that_share_memory(function):
     def make(_):

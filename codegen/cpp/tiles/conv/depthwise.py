@@ -171,7 +171,8 @@ def depthwise_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
         )  # fmt: skip
     text = text_of.weight(
         _values(p, plane), x_buffer=buffers["x"], t_buffer=buffers["t"],
-        t_size=flat_vectors * width, planes=planes, jobs=jobs, n=p.n, chunks="\n".join(chunks),
+        t_size=flat_vectors * width, planes=planes, jobs=jobs, n=p.n, chunks="\n".join(chunks), dh=p.dil[1], dw=p.dil[2],
+        bh=p.base[1], bw=p.base[2], sh=p.stride[1], sw=p.stride[2], ih=p.inp[1], iw=p.inp[2], xh=p.xs[4], xw=p.xs[5],
     )  # fmt: skip
     return Draft(name, p.dtype, text, (TileStep(jobs, "run"),), scratch * jobs)
 

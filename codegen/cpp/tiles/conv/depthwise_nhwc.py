@@ -42,16 +42,15 @@ ROW_BYTES = 128 << 10  # a row of results waits on the stack for an epilogue tha
 
 @dataclass(frozen=True)
 class DepthwiseTile:
-    """A tile of ``pixels`` outputs; relative to its first input column, columns from ``low`` to ``high`` exist; none: it is told."""
+    """A tile of ``pixels`` outputs; relative to its first input column, columns from ``low`` to ``high`` exist.
+
+    Of an ``edge`` of a moving image, which is one pixel, the taps are told when it runs.
+    """
 
     pixels: int
     low: int
     high: int
-
-    @property
-    def edge(self) -> bool:
-        """Whether it is one pixel whose taps are told when it runs."""
-        return self.high == 0
+    edge: bool = False
 
     @property
     def name(self) -> str:
@@ -170,7 +169,7 @@ def moving_tiles(p: ConvolutionProblem, longest: int, call: Callable[..., str]) 
         dw=p.dil[2],
         kw=p.ker[2],
         iw=p.inp[2],
-        call=call(DepthwiseTile(1, 0, 0), "c", ", kw0, kw1"),
+        call=call(DepthwiseTile(1, 0, 0, edge=True), "c", ", kw0, kw1"),
     )
     last = p.inp[2] - 1 - p.base[2] - reach
     return text_of.moving_tiles(

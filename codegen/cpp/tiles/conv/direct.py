@@ -51,7 +51,9 @@ def direct_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> Dr
     members = max(1, len(p.family))
     shape = (members, p.n, p.groups, p.out[0], lay.rows.parts, lay.column_blocks, lay.parts)
     jobs = math.prod(shape)
-    fused = not p.panel and members * p.n * p.out[0] * lay.rows.parts * lay.column_blocks == 1
+    once = not p.panel and members * p.n * p.out[0] * lay.rows.parts * lay.column_blocks == 1
+    # Of a large kernel the weights of a few inputs fill the stack of a thread.
+    fused = once and lay.inputs.size * p.taps * vectors.size * width * element <= STACK_BYTES
     weights = (
         0 if fused or p.panel else round_up(members * p.groups * p.ci * p.taps * vectors.total * width * element, 64)
     )

@@ -16,6 +16,9 @@ KINDS = ("forward", "backward_data", "backward_weight")
 CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
 # n, groups, cin, cout, in_size, kernel, stride, padding, dilation, extra positions on the high side
 SHAPES = {
+    # Tiles that lie wholly beyond the image; the weights of a few inputs, too large for a stack.
+    "depthwise-far": (1, 20, 1, 1, (5, 6), (3, 3), 1, 14, 1),
+    "kernel-of-the-image": (1, 1, 8, 33, (40, 40), (40, 40), 1, 0, 1),
     "3x3": (2, 1, 5, 20, (9, 11), (3, 3), 1, 1, 1),
     "3x3-even": (1, 1, 32, 64, (14, 14), (3, 3), 1, 1, 1),
     "3x3-s2": (2, 1, 18, 33, (13, 16), (3, 3), 2, 1, 1),
@@ -88,7 +91,15 @@ def cases():
     return list(dict.fromkeys(out))
 
 
-CASES = taken(cases(), 80)
+ALWAYS = [
+    *(("depthwise-far", kind, "f32", "avx2", "last", "last", "last", 2) for kind in KINDS),
+    ("kernel-of-the-image", "forward", "f32", "avx512", "plain", "plain", "plain", 2),
+]
+PLANES = [
+    (name, "backward_weight", "f32", "avx2", "plain", "plain", "plain", 2)
+    for name in ("depthwise", "depthwise-s2", "depthwise-x2", "depthwise-7")
+]
+CASES = list(dict.fromkeys([*taken(cases(), 80), *ALWAYS, *PLANES]))
 
 
 def make(case):
@@ -134,6 +145,13 @@ def kernels():
     return dict(zip(made, compile_plans(plans, ["-O1"]), strict=True))
 
 
+@pytest.mark.parametrize(("shape", "on_stack"), [("3x3-even", True), ("kernel-of-the-image", False)])
+def test_weights_that_are_used_once_lie_on_the_stack_if_they_fit(shape, on_stack):
+    spec, *_ = make((shape, "forward", "f32", "avx512", "plain", "plain", "plain", 1))
+    plan = plan_convolution(spec, isa_of("avx512"), 1)
+    assert ("T w[" in plan.globals) == on_stack == (plan.scratch < 8 * 1600 * 33 * 4)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
 def test_convolution(kernels, case):
     spec, tensors, operands = make(case)
@@ -150,3 +168,14 @@ def test_convolution(kernels, case):
     before = result.clone()
     kernels[case](*tensors)
     assert torch.equal(before, result)
+
+
+@pytest.mark.parametrize("case", PLANES, ids=lambda c: c[0])
+def test_infinities_count_where_an_error_meets_them(kernels, case):
+    """Rows lie one behind the other, so a row's last vector sees the next one's first pixels."""
+    spec, (x, error, result), operands = make(case)
+    x[:, 0, 4, 0], x[:, 1, 3, -1], x[0, 2, 1, 0] = float("inf"), -float("inf"), float("nan")
+    exact = reference(spec, *operands, torch.float64)
+    assert exact.isfinite().sum() not in (0, exact.numel())
+    kernels[case](x, error, result)
+    torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-4, equal_nan=True)
