@@ -389,6 +389,17 @@ def test_report_and_graph(linear, tmp_path):
     assert dace.SDFG.from_file(str(tmp_path / "network.sdfgz")).number_of_nodes() == 1
 
 
+def test_a_report_whose_file_is_gone(linear, tmp_path):
+    moved = tmp_path / "model.dcir"
+    moved.write_bytes(linear[1].read_bytes())
+    fast = dcir.load(moved)
+    moved.unlink()
+    with pytest.raises(ArtefactInvalid, match="cannot be read any more") as caught:
+        fast.dcir.report  # noqa: B018
+    assert caught.value.where == str(moved) and "keep the file" in caught.value.hint
+    fast(torch.zeros(1, 8))
+
+
 def test_names_cannot_end_a_string_of_the_header():
     assert _string('a"b\\\n*/??/') == '"a\\042b\\134\\012\\052/\\077\\077/"'
 
