@@ -157,6 +157,16 @@ def test_hooks_and_modes(linear):
         pickle.dumps(fast)
 
 
+def test_a_forward_of_the_models_own(linear):
+    fast = dcir.load(linear[1])
+    x, own = torch.randn(1, 8), fast.forward
+    want = fast(x)
+    fast.forward = lambda x: own(x) + 100
+    torch.testing.assert_close(fast(x), want + 100)
+    del fast.forward
+    torch.testing.assert_close(fast(x), want)
+
+
 def test_results_do_not_change_later(linear):
     fast = dcir.load(linear[1])
     held = fast(torch.ones(1, 8))
