@@ -60,6 +60,19 @@ class _State:
     given: bool = False
 
 
+@dataclass
+class Moves:
+    """How often tensors with watched memory were given other memory, or another look at it, by ``x.data = y``, which counts nothing.
+
+    A direct call (``direct.py``) ends where a name of this module is written; it has conditions of its own for this.
+    """
+
+    number: int = 0
+
+
+moves = Moves()
+
+
 def count() -> int:
     """How often watched memory was given away; whoever keeps something compares it with what it was."""
     return _count
@@ -234,7 +247,11 @@ class _Data:
         return alias
 
     def __set__(self, tensor: Any, value: Any) -> None:
+        storage = _storage_of(tensor)
         self._plain.__set__(tensor, value)
+        if storage is not None and _WATCHED in storage.__dict__:
+            with _lock:
+                moves.number += 1
 
     def __delete__(self, tensor: Any) -> None:
         self._plain.__delete__(tensor)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import dcir
 from dcir.driver import api
@@ -94,6 +95,86 @@ def test_weights_can_be_exchanged(linear):
     twin = copy.deepcopy(fast)
     fast.load_state_dict(model.state_dict())
     torch.testing.assert_close(twin(x), other(x).detach())
+
+
+def _data(buffers, to):
+    for name, b in buffers.items():
+        b.data = to[name].clone()
+
+
+def _set(buffers, to):
+    for name, b in buffers.items():
+        b.set_(to[name].clone())
+
+
+def _vector(buffers, to):
+    vector = nn.utils.parameters_to_vector(to.values())
+    nn.utils.vector_to_parameters(vector, buffers.values())
+
+
+MOVES = {"data": _data, "set_": _set, "vector_to_parameters": _vector}
+
+
+class Sum(nn.Module):
+    """Nothing of it is prepared."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 6))
+
+    def forward(self, x):
+        return x + self.weight
+
+
+@pytest.fixture(params=["prepared", "plain", "sizes"])
+def loaded(request, tmp_path):
+    """A loaded model that was called, its example, and another model like that it was made of."""
+    kind = Sum if request.param == "plain" else lambda: nn.Linear(6, 8)
+    model, x = kind().eval(), torch.randn(8, 6)
+    bounds = {"dynamic": {"input": {0: Dim("n", min=2, max=60)}}} if request.param == "sizes" else {}
+    api.save(model, [x], tmp_path / "m.dcir", **bounds)
+    fast = dcir.load(tmp_path / "m.dcir")
+    assert bool(fast.dcir.manifest.prepared_bytes) == (request.param != "plain")
+    for _ in range(3):
+        fast(x)
+    return fast, x, kind()
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_weights_in_other_memory_are_read_there(move, loaded):
+    fast, x, other = loaded
+    to = {name: p.detach() for name, p in other.named_parameters()}
+    MOVES[move](dict(fast.named_buffers()), to)
+    torch.testing.assert_close(fast(x), other(x).detach())
+    torch.testing.assert_close(copy.deepcopy(fast)(x), other(x).detach())
+
+
+def test_weights_may_be_shared_with_other_processes(loaded):
+    fast, x, other = loaded
+    assert fast.share_memory() is fast
+    fast(x)
+    fast.load_state_dict(other.state_dict())
+    torch.testing.assert_close(fast(x), other(x).detach())
+    assert all(b.is_shared() for b in fast.buffers())
+
+
+def test_weights_in_another_layout_are_refused(loaded):
+    fast, x, _ = loaded
+    want, weight = fast(x), fast.weight.detach().clone()
+    for other in (weight.double(), weight.flatten(), weight.t().contiguous().t(), weight.view(6, 8)):
+        fast.weight.data = other
+        for _ in range(2):
+            with pytest.raises(InvalidInput, match="laid out otherwise") as caught:
+                fast(x)
+            assert caught.value.where == "weight"
+        fast.weight.data = weight
+        torch.testing.assert_close(fast(x), want)
+    for look in (torch.t, torch.flatten, lambda w: w[:4]):  # in the same memory
+        fast.weight.data = look(fast.weight.data)
+        with pytest.raises(InvalidInput, match="laid out otherwise"):
+            fast(x)
+        fast.weight.data = weight
+        torch.testing.assert_close(fast(x), want)
 
 
 def test_the_same_model_gives_the_same_bytes(linear, tmp_path):
