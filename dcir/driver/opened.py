@@ -36,7 +36,7 @@ from dcir.ir.verify import verify
 from dcir.options import Options
 from dcir.report.explain import Report
 from dcir.report.model_explorer import collection
-from dcir.runtime.artefact import load_artefact
+from dcir.runtime.artefact import load_artefact, read_report
 from dcir.transforms.base import Pass
 from dcir.transforms.open_groups import OpenGroup, groups
 from dcir.transforms.runner import PassRecord, run_passes
@@ -153,7 +153,7 @@ class Opened:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "opened.dcir"
             write_artefact(path, compiled, lasting(Report(session.graphs)))
-            return load_artefact(path, identity=cpu_identity())
+            return load_artefact(path, identity=cpu_identity(), report=read_report(path))
 
 
 def open_model(

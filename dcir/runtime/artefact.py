@@ -58,24 +58,31 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=20).hexdigest()
 
 
-def load_artefact(path: str | os.PathLike[str], *, identity: str, cache: Cache | None = None) -> CompiledModel:
+def load_artefact(
+    path: str | os.PathLike[str], *, identity: str, cache: Cache | None = None, report: Mapping[str, Any] | None = None
+) -> CompiledModel:
     """The model of a .dcir file, for one size or for sizes within bounds.
 
     Args:
         path: the file. Its libraries are copied to the cache under the digests of their contents and loaded from there.
         identity: digest of this processor's abilities, which must be that of the machine that compiled the file.
         cache: where the library is kept.
+        report: what the model tells of its compilation, where the file is not to stay; else that is read when it is asked for.
 
     Raises:
         ArtefactInvalid: the file is broken, or made by another version or for another machine.
     """
     where, source = str(path), Path(path).resolve()
     store = cache or Cache.default()
+
+    def reported() -> Mapping[str, Any]:
+        return _report_left(source) if report is None else report
+
     try:
         with _open(path) as file, zipfile.ZipFile(file) as archive:
             programs = _check_members(archive)
             load = _sized_model if programs else _model
-            return load(archive, programs, identity, store, lambda: read_report(source))
+            return load(archive, programs, identity, store, reported)
     except ArtefactInvalid as error:
         error.where = error.where or where
         raise
@@ -153,6 +160,17 @@ def read_report(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     if not isinstance(report, dict):
         raise ArtefactInvalid("the report is broken", where=str(path))
     return report
+
+
+def _report_left(path: Path) -> Mapping[str, Any]:
+    """The report of a model that was loaded from a file, which need not be there any more."""
+    try:
+        return read_report(path)
+    except OSError as error:
+        raise ArtefactInvalid(
+            "the report stands in the file that the model was loaded from, which cannot be read any more", where=str(path),
+            details=[("system", str(error))], hint="read model.dcir.report before the file goes, or keep the file",
+        ) from error  # fmt: skip
 
 
 def _open(path: str | os.PathLike[str]) -> IO[bytes]:

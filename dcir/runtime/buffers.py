@@ -2,15 +2,18 @@
 
 glibc returns large blocks to the kernel when they are freed, so a training step that allocates its activations anew
 touches every page for the first time, every time. A buffer here is handed out again only when its storage has no other
-owner: tensors, views, NumPy arrays and autograd's saved tensors all count as owners, so a held result never changes.
+owner: tensors, views, NumPy arrays, autograd's saved tensors and whoever has the storage itself all count as owners, so a held result
+never changes. Owners in other processes do not count: a buffer whose memory was moved to where they can be, resized or freed is given up.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # not in its stub
@@ -44,22 +47,26 @@ class BufferPool:
     ) -> None:
         self.shape, self.strides, self.dtype = shape, strides, dtype
         self._prepare = prepare
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[_Lent] = []
         self._lock = threading.Lock()
 
     def take(self) -> torch.Tensor:
         """A buffer that nobody else holds."""
         with self._lock:
-            for t in self._kept:
-                if _owners(t) == 1:
-                    return t.detach()  # a tensor of its own, which makes its caller the second owner
+            for lent in self._kept:
+                if lent.free():
+                    return self._handed_out(lent.tensor)
             fresh = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
             if self._prepare is not None:
                 self._prepare(fresh)
-            if len(self._kept) == _KEPT:
-                self._kept.pop(0)
-            self._kept.append(fresh)
-            return fresh.detach()
+            self._kept = [*_in_place(self._kept)[1 - _KEPT :], _lent(fresh)]
+            return self._handed_out(fresh)
+
+    def _handed_out(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor of its own, which makes its caller the second owner."""
+        if t.is_inference() == torch.is_inference_mode_enabled():
+            return t.detach()
+        return window(t, 0, self.shape, self.strides, self.dtype)  # a view is of the kind of what it is a view of
 
 
 class SizedPool:
@@ -71,28 +78,28 @@ class SizedPool:
 
     def __init__(self, hidden: bool) -> None:
         self._hidden = hidden
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[_Lent] = []
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         """Bytes kept, held by others or not."""
-        return sum(t.nbytes for t in self._kept)
+        return sum(lent.nbytes for lent in self._kept)
 
     def take(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A buffer that nobody else holds."""
         needed = _reach(shape, strides) * dtype.itemsize
         with self._lock:
-            free = [t for t in self._kept if _owners(t) == 1]
-            for t in free:
-                if t.numel() == needed or (self._hidden and t.numel() > needed):
-                    return window(t, 0, shape, strides, dtype)
+            free = [lent for lent in self._kept if lent.free()]
+            for lent in free:
+                if lent.nbytes == needed or (self._hidden and lent.nbytes > needed):
+                    return window(lent.tensor, 0, shape, strides, dtype)
             new = torch.empty(int(needed * _ROOM) if self._hidden else needed, dtype=torch.uint8)
             if self._hidden:
                 in_huge_pages(new)
             # Of what the user never sees a larger block does all that a smaller one does.
-            kept = [t for t in self._kept if not (self._hidden and any(t is f for f in free))]
-            self._kept = [*kept[1 - _KEPT :], new]
+            kept = [lent for lent in _in_place(self._kept) if not (self._hidden and any(lent is f for f in free))]
+            self._kept = [*kept[1 - _KEPT :], _lent(new)]
             return window(new, 0, shape, strides, dtype)
 
 
@@ -145,8 +152,45 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if math.prod(shape) else 0
 
 
-def _owners(t: torch.Tensor) -> int:
-    """Tensors that share the storage of ``t``."""
+@dataclass(frozen=True)
+class _Lent:
+    """A buffer that is handed out again and again, and where its memory was when it was made."""
+
+    tensor: torch.Tensor
+    address: int
+    nbytes: int
+
+    def in_place(self) -> bool:
+        """Whether the memory is what it was: sharing it with other processes moves it, as resizing it may."""
+        storage = self.tensor.untyped_storage()
+        return storage.data_ptr() == self.address and storage.nbytes() == self.nbytes
+
+    def free(self) -> bool:
+        """Whether nobody else holds the memory, which is what it was."""
+        return self.in_place() and _alone(self.tensor)
+
+
+def _lent(t: torch.Tensor) -> _Lent:
     storage = t.untyped_storage()
-    # The Python storage object made here counts for one.
-    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+    return _Lent(t, storage.data_ptr(), storage.nbytes())
+
+
+def _in_place(kept: Sequence[_Lent]) -> list[_Lent]:
+    return [lent for lent in kept if lent.in_place()]
+
+
+def _alone(t: torch.Tensor) -> bool:
+    """Whether nobody but ``t`` has its storage."""
+    return _holders(t) == _nobody_else()
+
+
+def _holders(t: torch.Tensor) -> tuple[int, int]:
+    """Owners of a storage in C++, and in Python, where it is one object for everybody."""
+    storage = t.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
+
+
+@functools.cache
+def _nobody_else() -> tuple[int, int]:
+    """``_holders`` of a tensor that is alone: what of them is torch's and ours differs between its versions."""
+    return _holders(_EMPTY((1,), (1,), torch.uint8))

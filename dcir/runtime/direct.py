@@ -18,7 +18,7 @@ from torch._C._dynamo.guards import GlobalStateGuard, _empty_strided_cpu  # type
 from torch.overrides import TorchFunctionMode
 
 from dcir.runtime import entry
-from dcir.runtime.watch import TensorRow, Watch, field_offsets, only, word
+from dcir.runtime.watch import TensorRow, Watch, field_offsets, keys_offset, only, word
 
 MISS = object()
 """What a direct call gives where it has run nothing that counts: something is not as it was noted."""
@@ -211,8 +211,7 @@ def _layout() -> _CallLayout | None:
         inside = stack()
     found = (
         only(tensors, range(16, int(torch._C.TensorBase.__basicsize__), 8), id, lambda t: t._cdata),
-        # The sets end what torch compares of a tensor; nothing is read behind the shortest that one was seen to have.
-        only(tensors, range(0, 184, 8), lambda t: t._cdata, lambda t: torch._C._dispatch_keys(t).raw_repr()),
+        keys_offset(),
     )
     right = (
         (stack(), inside) == (0, 1)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dcir.errors import InvalidInput
 from dcir.ops.torch_types import FROM_NAME
+from dcir.runtime import uncounted
 from dcir.runtime.buffers import Take, window
 from dcir.runtime.preparation import Prepared
-from dcir.runtime.program_info import BufferInfo
+from dcir.runtime.program_info import BufferInfo, ConstantInfo
 
 if TYPE_CHECKING:
     from dcir.runtime.program import Fixed, Program
@@ -25,12 +27,13 @@ class Frame:
     def __init__(self, program: Program) -> None:
         info = program.info
         self.prepared: Prepared | None = None
+        # Of what was last put in its place: static inputs and constants.
         self.addresses: list[int] = []
+        self.moves = -1
         # Which ``Fixed`` the table is filled for: itself it reaches the module, which nothing that its code is held by may hold.
         self.fixed: object = None
         self.table = (ctypes.c_void_p * max(info.table_size, 1))()
-        for slot, t in zip(info.constant_slots, program.constants, strict=True):
-            self.table[slot] = t.data_ptr()
+        self.put_constants(program)
         self.sizes = (ctypes.c_longlong * max(len(info.sizes), 1))(*info.sizes)
         if info.sizes_slot >= 0:
             self.table[info.sizes_slot] = ctypes.addressof(self.sizes)
@@ -49,6 +52,21 @@ class Frame:
         self.call_back = CALL_BACK(call)
         self.calls = ctypes.cast(self.call_back, ctypes.c_void_p).value or 0
 
+    def put_constants(self, program: Program) -> None:
+        """Give the table the constants where they lie now.
+
+        Raises:
+            InvalidInput: one is laid out otherwise than code reads it.
+        """
+        held = list(zip(program.constants, program.info.constants, strict=False))
+        uncounted.watch(t.untyped_storage() for t, _ in held)
+        moves = uncounted.moves.number
+        for t, laid_out in held:
+            _check(t, laid_out)
+        for slot, t in zip(program.info.constant_slots, program.constants, strict=True):
+            self.table[slot] = t.data_ptr()
+        self.moves = moves
+
     def fill(self, fixed: Fixed) -> None:
         """Give the table what stays as it was."""
         for slot, address in fixed.places:
@@ -57,6 +75,28 @@ class Frame:
             self.prepared, self.addresses = fixed.prepared, fixed.prepared.addresses
             self.table[1] = fixed.prepared.block.address
         self.fixed = fixed.token
+
+
+def _check(t: torch.Tensor, wanted: ConstantInfo) -> None:
+    strides = zip(wanted.shape, t.stride(), wanted.strides, strict=False)
+    if (
+        t.dtype is FROM_NAME[wanted.dtype]
+        and tuple(t.shape) == wanted.shape
+        and (t.numel() == 0 or all(n == 1 or have == want for n, have, want in strides))
+        and t.is_cpu
+        and not (t.is_conj() or t.is_neg())
+    ):
+        return
+    compiled, now = (FROM_NAME[wanted.dtype], wanted.shape, wanted.strides), (t.dtype, t.shape, t.stride())
+    raise InvalidInput(
+        f"{wanted.name} of a compiled file cannot be laid out otherwise", where=wanted.name,
+        details=[("compiled", _shown(*compiled)), ("now", _shown(*now))],
+        hint="copy into it: load_state_dict without assign=True, or x.copy_(); or dcir.optimize(model)",
+    )  # fmt: skip
+
+
+def _shown(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> str:
+    return f"{dtype} {list(shape)}, strides {list(strides)}"
 
 
 # From the arguments of a call and the blocks it has taken to a buffer.

@@ -89,7 +89,7 @@ class CompiledModel(nn.Module):
         state = self.__dict__
         layouts, on_gpu = state["_layouts"], state["_on_gpu"]
         hooks = state["_forward_hooks"] or state["_forward_pre_hooks"] or _FORWARD_HOOKS or _FORWARD_PRE_HOOKS
-        if named or len(inputs) != len(layouts) or hooks:
+        if named or len(inputs) != len(layouts) or hooks or "forward" in state:
             return super().__call__(*inputs, **named)
         for x, (dtype, shape, strides) in zip(inputs, layouts, strict=True):
             if (

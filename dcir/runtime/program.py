@@ -106,6 +106,7 @@ class Program:
         self._static_slots = [info.input_slots[i] for i in info.static_inputs]
         # Constants are tensors that a user may hold, too: a module's attribute, the weights of a compiled file.
         self._static_constants = [self.constants[i] for i in info.static_constants]
+        self._held = self.constants if info.constants else []
         self.preparation: Preparation = Preparation(
             info.prepared_bytes, prepare, self._fingerprint,
             functools.partial(self._enter, self._digest), functools.partial(self._enter, self._prepare),
@@ -181,6 +182,8 @@ class Program:
             buffers = self._new_buffers(table, args)
             if self._static_slots or self.info.prepared_bytes:
                 self._make_ready(self._static(args), frame)
+            elif self._held:
+                self._find_held(frame)
             if profiler._is_profiler_enabled:
                 code = self._told(self.name, "dcir_run", frame)
             else:
@@ -254,6 +257,8 @@ class Program:
         buffers = self._new_buffers(table, args, given)
         if self._static_slots or self.info.prepared_bytes:
             self._make_ready(self._static(args), frame)
+        elif self._held:
+            self._find_held(frame)
         return buffers
 
     def fixed(self, args: Sequence[Any], moving: Sequence[int], watched: Watch) -> Fixed | None:
@@ -455,16 +460,26 @@ class Program:
         """
         table = frame.table
         addresses = list(map(_ADDRESS, static))
-        if addresses != frame.addresses:
-            # Constants have their places since the frame was made.
-            for slot, address in zip(self._static_slots, addresses, strict=False):
-                table[slot] = address
-            frame.addresses = addresses
+        if addresses != frame.addresses or frame.moves != uncounted.moves.number:
+            self._find(addresses, frame)
         known = self.preparation.for_tensors(static, addresses, table, frame.address)
         # The frame holds the block while its kernels read it, whatever other calls prepare meanwhile.
         if frame.prepared is not known or table[1] != known.block.address:
             frame.prepared = known
             table[1] = known.block.address
+
+    def _find(self, addresses: list[int], frame: Frame) -> None:
+        """Give the frame the places of static inputs and of constants, which may have other memory than before (``x.data = y``)."""
+        frame.put_constants(self)
+        for slot, address in zip(self._static_slots, addresses, strict=False):
+            frame.table[slot] = address
+        frame.addresses = addresses
+
+    def _find_held(self, frame: Frame) -> None:
+        """``_find`` where nothing is prepared, so that constants alone may have moved."""
+        addresses = list(map(_ADDRESS, self._held))
+        if addresses != frame.addresses or frame.moves != uncounted.moves.number:
+            self._find(addresses, frame)
 
     def _fail(self, code: int, frame: Frame) -> None:
         if code < 0:

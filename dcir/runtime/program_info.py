@@ -19,6 +19,13 @@ class BufferInfo:
 
 
 @dataclass(frozen=True)
+class ConstantInfo(BufferInfo):
+    """A constant that a user holds: how code reads it, whatever memory it is given later, and what the user knows it by."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class ResultInfo:
     """One result: the window of a buffer, or of an argument.
 
@@ -48,6 +55,7 @@ class ProgramInfo:
         static_inputs, static_constants: arguments and constants that prepared values depend on.
         input_slots: table slot per argument (-1: not a tensor, or not used).
         constant_slots: table slot per constant.
+        constants: how each of them is laid out; empty where no user can have one.
         buffers: result containers with their slots.
         buffer_slots: table slot per buffer.
         results: what the call returns.
@@ -81,6 +89,7 @@ class ProgramInfo:
     parts: int = 1
     ready: tuple[int, ...] = ()
     events: tuple[str, ...] = ()
+    constants: tuple[ConstantInfo, ...] = ()
 
     def with_buffers_as_results(self) -> ProgramInfo:
         """The same, with a buffer shaped like its one result where that has all of its elements.

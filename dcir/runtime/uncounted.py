@@ -2,10 +2,10 @@
 
 PyTorch counts writes to a tensor and to its views, and what was computed from a parameter is kept until that count changes. There are
 ways around it: ``Tensor.data``, NumPy arrays and DLPack (which see the same memory under a count of their own, or under none), writes
-to a storage, ``set_``, collectives, and contexts that put a count back. They leave no trace that can be found later, and to
-compare all weights in every call takes as long as a small network's call. So the functions that give such access note it, on the
-Python object of the storage, which lives as long as the storage does. Of memory that others than PyTorch hold (shared, mapped from a
-file, NumPy's) nobody can know; ``loose`` says so. Not seen are writes through a bare address (``data_ptr``).
+to a storage or a slice of it, ``set_``, ``apply_`` and ``map_``, collectives, and contexts that put a count back. They leave no trace
+that can be found later, and to compare all weights in every call takes as long as a small network's call. So the functions that give
+such access note it, on the Python object of the storage, which lives as long as the storage does. Of memory that others than PyTorch
+hold (shared, mapped from a file, NumPy's) nobody can know; ``loose`` says so. Not seen are writes through a bare address (``data_ptr``).
 """
 
 from __future__ import annotations
@@ -58,6 +58,19 @@ class _State:
     always: str = ""
     aliases: list[Callable[[], bool]] = field(default_factory=list)
     given: bool = False
+
+
+@dataclass
+class Moves:
+    """How often tensors with watched memory were given other memory, or another look at it, by ``x.data = y``, which counts nothing.
+
+    A direct call (``direct.py``) ends where a name of this module is written; it has conditions of its own for this.
+    """
+
+    number: int = 0
+
+
+moves = Moves()
 
 
 def count() -> int:
@@ -175,6 +188,12 @@ def install() -> None:
         tensor.data = _Data(tensor.data)
         tensor.numpy = _arrays(tensor.numpy)
         tensor.set_ = _giving(tensor.set_, _expired)
+        by_name: Any = torch.ops.aten.set_
+        for function in (by_name, *(getattr(by_name, name) for name in by_name.overloads())):
+            function._op = _giving(function._op, _expired)
+            torch.jit._builtins._register_builtin(function._op, "aten::set_")  # by which TorchScript knows it
+        for name in ("apply_", "map_", "map2_"):
+            setattr(tensor, name, _noting(getattr(tensor, name)))
         dlpack: Any = torch.utils.dlpack
         always = "given away through DLPack"
         tensor.__dlpack__ = _noting(tensor.__dlpack__, always)
@@ -182,6 +201,8 @@ def install() -> None:
             setattr(module, "to_dlpack", _noting(dlpack.to_dlpack, always))  # noqa: B010  # neither exports it by name
         for name in ("fill_", "copy_", "__setitem__", "byteswap"):
             setattr(torch.UntypedStorage, name, _noting(getattr(torch.UntypedStorage, name)))
+        storage: Any = torch.UntypedStorage
+        storage.__getitem__ = _slices(storage.__getitem__)
         autograd: Any = torch._C._autograd
         _plain_set_version = autograd._unsafe_set_version_counter
         autograd._unsafe_set_version_counter = _noting(_plain_set_version, "written by what puts version counters back")
@@ -234,7 +255,11 @@ class _Data:
         return alias
 
     def __set__(self, tensor: Any, value: Any) -> None:
+        storage = _storage_of(tensor)
         self._plain.__set__(tensor, value)
+        if storage is not None and _WATCHED in storage.__dict__:
+            with _lock:
+                moves.number += 1
 
     def __delete__(self, tensor: Any) -> None:
         self._plain.__delete__(tensor)
@@ -283,6 +308,19 @@ def _arrays(plain: Callable[..., Any]) -> Callable[..., Any]:
             _state_of(storage)  # while its memory is still torch's own
         result = plain(self, *args, **kwargs)
         result.flags.writeable = False
+        return result
+
+    return call
+
+
+def _slices(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``UntypedStorage.__getitem__``: a slice is a storage over the same memory, and counts among its owners; an element is a number."""
+
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(self, *args, **kwargs)
+        if not isinstance(result, int):
+            _note((self,))
         return result
 
     return call

@@ -49,6 +49,8 @@ class TensorRow(ctypes.Structure):
         ("rank", ctypes.c_int64),
         ("sizes", ctypes.c_int64 * _LARGEST_RANK),
         ("strides", ctypes.c_int64 * _LARGEST_RANK),
+        ("keys_at", ctypes.c_void_p),
+        ("keys", ctypes.c_uint64),
     )
 
 
@@ -91,6 +93,17 @@ def field_offsets() -> dict[str, int] | None:
     return {"__class__": 8, **known} if len(known) == len(found) else None
 
 
+@functools.cache
+def keys_offset() -> int | None:
+    """Where what a tensor stands for has its dispatch keys; None where they are not found."""
+    plain = torch.empty(2), torch.empty(2, requires_grad=True), torch.empty(2, dtype=torch.complex64).conj()
+    with torch.inference_mode():
+        others = (torch.empty(2), torch.empty(2, dtype=torch.complex64).conj())
+    # The sets end what torch compares of a tensor; nothing is read behind the shortest that one was seen to have.
+    tensors = (*plain, *others)
+    return only(tensors, range(0, 184, 8), lambda t: t._cdata, lambda t: torch._C._dispatch_keys(t).raw_repr())
+
+
 def _size(cls: Any) -> int:
     return int(cls.__basicsize__)
 
@@ -122,7 +135,7 @@ class Watch:
     Args:
         library: a compiled library, which must stay loaded as long as this.
         dictionaries: whose items must stay the same objects.
-        tensors: which must keep type, sizes, strides, memory and count of writes. None may be made in inference mode.
+        tensors: which must keep type, sizes, strides, dispatch keys, memory and count of writes. None may be made in inference mode.
         fields: (object, attribute) of those that ``field_offsets`` knows, which must stay the same objects.
     """
 
@@ -153,18 +166,22 @@ class Watch:
             row.object = at
         self.tensor_rows = (TensorRow * max(len(tensors), 1))()
         self._handles = unsafe_alloc_void_ptrs_from_tensors(self.tensors)
+        keys = keys_offset()
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
         for tensor_row, handle, t in zip(self.tensor_rows, self._handles, self.tensors, strict=False):
             tensor_row.handle = pointer(handle, None)
             # Only asked for ahead of time, never read.
             tensor_row.near = (t._cdata, t.untyped_storage()._cdata)
+            tensor_row.keys_at = None if keys is None else t._cdata + keys
         functions = _functions()
         self.row = (
             ctypes.addressof(self._dictionary_rows), count, ctypes.addressof(self.tensor_rows), len(tensors),
             ctypes.addressof(functions),
         )  # fmt: skip
         """What the native functions are told of it."""
+        # Complex parameters may become their own conjugates, which shows in the keys alone.
+        known = known and (keys is not None or not any(t.is_complex() for t in self.tensors))
         self.valid = known and note(*self.row) == 0
         words = (*map(dict_version, dictionaries), *(0 if value is None else id(value) for _, value in self._fields))
         self.valid = self.valid and all(row.version == w for row, w in zip(self._dictionary_rows, words, strict=False))

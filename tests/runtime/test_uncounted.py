@@ -101,6 +101,35 @@ def _storage_copy(m: Any) -> None:
     m.head.bias.untyped_storage().copy_(torch.randn(50).untyped_storage())
 
 
+def _storage_slice(m: Any) -> None:
+    m.head.weight.untyped_storage()[4 * 640 :][4 * (640 * 32 + 321) + 3] ^= 0x7
+
+
+def _tensor_of_a_storage_slice(m: Any) -> None:
+    torch.empty(0).set_(m.head.weight.untyped_storage()[: 4 * 640 * 40], 640 * 33 + 321, (1,), (1,)).add_(300)
+
+
+def _set_by_name(m: Any) -> None:
+    torch.ops.aten.set_(torch.empty(0), m.head.weight.detach())[33, 321] += 300
+
+
+def _set_by_full_name(m: Any) -> None:
+    torch.ops.aten.set_.source_Tensor(torch.empty(0), m.head.weight.detach())[33, 321] += 300
+
+
+def _apply(m: Any) -> None:
+    m.head.weight.detach().apply_(lambda x: x + 5 if abs(x) > 0.039 else x)
+
+
+def _map(m: Any) -> None:
+    m.head.weight.detach().map_(torch.ones(50, 640), lambda x, y: x + 5 * y if abs(x) > 0.039 else x)
+
+
+def _map2(m: Any) -> None:
+    ones = torch.ones(50, 640)
+    m.head.weight.detach().map2_(ones, ones, lambda x, y, z: x + 5 * y * z if abs(x) > 0.039 else x)
+
+
 def _alias(m: Any) -> None:
     torch.empty(0).set_(m.head.weight)[3, 3] = 11
 
@@ -175,12 +204,15 @@ def test_every_way_shows_in_the_next_call(way: Callable[[Any], None], calls: int
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("way", ["data", "numpy", "dlpack"])
+@pytest.mark.parametrize("way", ["data", "numpy", "dlpack", "slice"])
 def test_an_alias_that_lives_on(way: str, when: str) -> None:
     """It is written again and again, long after it was made; once it is gone, so is what looking for that costs."""
 
     def make() -> Any:
         p = model.head.weight
+        if way == "slice":
+            part: Any = p.untyped_storage()[: 4 * 640 * 40]
+            return torch.empty(0).set_(part, 0, (40, 640), (640, 1))
         return p.data if way == "data" else p.detach().numpy() if way == "numpy" else np.from_dlpack(p.detach())
 
     model: Any = Net()
@@ -418,6 +450,11 @@ def test_swapped_elements_and_blocks_show() -> None:
     assert Digests(program.preparation.digest, [blocks])._values[0] != digests._values[0]
 
 
+def _scripted(x: Tensor, y: Tensor) -> Tensor:
+    made: Tensor = torch.ops.aten.set_(x, y)
+    return made
+
+
 def test_torch_is_as_it_was() -> None:
     """What notes behaves like what it stands for: for subclasses, for tracing, for those who look it up."""
     uncounted.install()
@@ -451,6 +488,9 @@ def test_torch_is_as_it_was() -> None:
     assert "aten.detach" in torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.data + 1)(torch.ones(2)).code
     with torch._subclasses.FakeTensorMode():
         assert torch.ones(2).data.shape == (2,)
+        assert torch.ops.aten.set_(torch.empty(0), torch.ones(2)).shape == (2,)
+    assert torch.jit.script(_scripted)(torch.empty(0), torch.ones(2)).sum() == 2
+    assert torch.arange(4, dtype=torch.uint8).untyped_storage()[1:3].tolist() == [1, 2]
 
 
 class Words(nn.Module):

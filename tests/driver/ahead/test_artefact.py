@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import dcir
 from dcir.driver import api
@@ -96,6 +97,86 @@ def test_weights_can_be_exchanged(linear):
     torch.testing.assert_close(twin(x), other(x).detach())
 
 
+def _data(buffers, to):
+    for name, b in buffers.items():
+        b.data = to[name].clone()
+
+
+def _set(buffers, to):
+    for name, b in buffers.items():
+        b.set_(to[name].clone())
+
+
+def _vector(buffers, to):
+    vector = nn.utils.parameters_to_vector(to.values())
+    nn.utils.vector_to_parameters(vector, buffers.values())
+
+
+MOVES = {"data": _data, "set_": _set, "vector_to_parameters": _vector}
+
+
+class Sum(nn.Module):
+    """Nothing of it is prepared."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 6))
+
+    def forward(self, x):
+        return x + self.weight
+
+
+@pytest.fixture(params=["prepared", "plain", "sizes"])
+def loaded(request, tmp_path):
+    """A loaded model that was called, its example, and another model like that it was made of."""
+    kind = Sum if request.param == "plain" else lambda: nn.Linear(6, 8)
+    model, x = kind().eval(), torch.randn(8, 6)
+    bounds = {"dynamic": {"input": {0: Dim("n", min=2, max=60)}}} if request.param == "sizes" else {}
+    api.save(model, [x], tmp_path / "m.dcir", **bounds)
+    fast = dcir.load(tmp_path / "m.dcir")
+    assert bool(fast.dcir.manifest.prepared_bytes) == (request.param != "plain")
+    for _ in range(3):
+        fast(x)
+    return fast, x, kind()
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_weights_in_other_memory_are_read_there(move, loaded):
+    fast, x, other = loaded
+    to = {name: p.detach() for name, p in other.named_parameters()}
+    MOVES[move](dict(fast.named_buffers()), to)
+    torch.testing.assert_close(fast(x), other(x).detach())
+    torch.testing.assert_close(copy.deepcopy(fast)(x), other(x).detach())
+
+
+def test_weights_may_be_shared_with_other_processes(loaded):
+    fast, x, other = loaded
+    assert fast.share_memory() is fast
+    fast(x)
+    fast.load_state_dict(other.state_dict())
+    torch.testing.assert_close(fast(x), other(x).detach())
+    assert all(b.is_shared() for b in fast.buffers())
+
+
+def test_weights_in_another_layout_are_refused(loaded):
+    fast, x, _ = loaded
+    want, weight = fast(x), fast.weight.detach().clone()
+    for other in (weight.double(), weight.flatten(), weight.t().contiguous().t(), weight.view(6, 8)):
+        fast.weight.data = other
+        for _ in range(2):
+            with pytest.raises(InvalidInput, match="laid out otherwise") as caught:
+                fast(x)
+            assert caught.value.where == "weight"
+        fast.weight.data = weight
+        torch.testing.assert_close(fast(x), want)
+    for look in (torch.t, torch.flatten, lambda w: w[:4]):  # in the same memory
+        fast.weight.data = look(fast.weight.data)
+        with pytest.raises(InvalidInput, match="laid out otherwise"):
+            fast(x)
+        fast.weight.data = weight
+        torch.testing.assert_close(fast(x), want)
+
+
 def test_the_same_model_gives_the_same_bytes(linear, tmp_path):
     model, path = linear
     api.save(model, [torch.zeros(1, 8)], tmp_path / "again.dcir")
@@ -155,6 +236,16 @@ def test_hooks_and_modes(linear):
             act()
     with pytest.raises(TypeError, match="keep its"):
         pickle.dumps(fast)
+
+
+def test_a_forward_of_the_models_own(linear):
+    fast = dcir.load(linear[1])
+    x, own = torch.randn(1, 8), fast.forward
+    want = fast(x)
+    fast.forward = lambda x: own(x) + 100
+    torch.testing.assert_close(fast(x), want + 100)
+    del fast.forward
+    torch.testing.assert_close(fast(x), want)
 
 
 def test_results_do_not_change_later(linear):
@@ -387,6 +478,17 @@ def test_report_and_graph(linear, tmp_path):
     with zipfile.ZipFile(linear[1]) as archive:
         (tmp_path / "network.sdfgz").write_bytes(archive.read("network.sdfgz"))
     assert dace.SDFG.from_file(str(tmp_path / "network.sdfgz")).number_of_nodes() == 1
+
+
+def test_a_report_whose_file_is_gone(linear, tmp_path):
+    moved = tmp_path / "model.dcir"
+    moved.write_bytes(linear[1].read_bytes())
+    fast = dcir.load(moved)
+    moved.unlink()
+    with pytest.raises(ArtefactInvalid, match="cannot be read any more") as caught:
+        fast.dcir.report  # noqa: B018
+    assert caught.value.where == str(moved) and "keep the file" in caught.value.hint
+    fast(torch.zeros(1, 8))
 
 
 def test_names_cannot_end_a_string_of_the_header():

@@ -181,6 +181,29 @@ def test_changes_are_seen(change: Callable[[Any], None], kind: type[Net], short:
     assert not short[0]
 
 
+class Turned(nn.Module):
+    """A complex factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.randn(16, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@torch.no_grad()
+def test_a_parameter_that_becomes_its_own_conjugate(short: list[bool]) -> None:
+    """In the same memory, with the same count of writes."""
+    module, x = Turned().eval(), torch.randn(4, 16, dtype=torch.complex64)
+    fast = warm(module, x)
+    assert any(short)
+    for _ in range(2):
+        module.factor.data = module.factor.data.conj()
+        for _ in range(4):
+            same(fast, module, x)
+
+
 @torch.no_grad()
 def test_changed_back_and_forth(short: list[bool]) -> None:
     m, x = Net().eval(), torch.randn(3, 16)
