@@ -252,7 +252,8 @@ class TrainStep:
         tensors = tuple(
             (n, seen.names[id(t)], t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items()
         )
-        return types, seen.states, tensors, self._steps.flags()
+        defaults = torch.get_default_dtype(), torch.get_default_device()  # of tensors that the code makes
+        return types, seen.states, tensors, self._steps.flags(), defaults
 
     def _compile(
         self, batch: Sequence[Tensor], frame: StepFrame, held: list[Held], rows: list[Row],

@@ -314,6 +314,27 @@ def test_numbers_that_code_of_a_model_reads(way: str, monkeypatch: pytest.Monkey
     assert len(step.dcir.explain().graphs) == 3
 
 
+class _Makes(nn.Linear):
+    """It makes a tensor of the default type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.full((2,), 1.1)
+
+
+def test_another_default_type_is_another_program() -> None:
+    model = _Makes(8, 2)
+    step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.01))
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            want, got = squares(model(x), t).detach(), step(x, t)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(got, want)
+    assert len(step.dcir.explain().graphs) == 2
+
+
 def test_parameters_that_are_not_made_yet_are_refused_by_name() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
     step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.01))
