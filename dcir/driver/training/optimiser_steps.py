@@ -145,6 +145,13 @@ class OptimiserSteps:
             found.append(_fitting(h, state, name))
         return found
 
+    def undone(self, held: Sequence[Held]) -> None:
+        """Forget the state that was made for a first step that has failed: without a counter it says that there was one."""
+        for h in held:
+            if not self._family.counts and not h.row[1]:
+                for name in self._family.state(h.group):
+                    self.optimizer.state[h.parameter].pop(name, None)
+
     def done(self, updated: Sequence[Held], written: Sequence[Tensor]) -> None:
         """Leave behind what torch's own step would have besides the numbers; gradients end.
 

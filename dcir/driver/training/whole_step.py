@@ -230,7 +230,11 @@ class TrainStep:
         sums = [by_name[n].parameter.grad for n in step.accumulated]
         refuse_written(batch, [own[i] for i in step.context.updates.values() if i < len(own)])
         args = [*own, *batch, *sums, *states, self._steps.numbers(rows)]
-        results = found.program(args)
+        try:
+            results = found.program(args)
+        except BaseException:
+            self._steps.undone(updated)
+            raise
         written: list[Any] = [args[i] for i in step.context.updates.values()]
         self._steps.done(updated, written)
         if self._clip.norm is not None:
