@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -56,6 +56,7 @@ class Steps:
         before: what prepares what calls read.
         static: (slot, bytes) of every input that ``before`` reads.
         flows: the streams that calls refer to.
+        overwriting: numbers of the operators that write in place of inputs, which they are not to do once an index was bad.
         sizes: the table slot of the values of the sizes that move, and the names of these in C.
         stops: numbers of the calls that a part of the driver begins with, where it can be run part by part.
         recorded: whether the driver also has a run that tells torch's profiler of its steps; asked of targets that say so alone.
@@ -68,6 +69,7 @@ class Steps:
     sizes: tuple[int, tuple[str, ...]] = (-1, ())
     stops: Sequence[int] = ()
     recorded: bool = False
+    overwriting: Collection[int] = ()
 
 
 class Backend(Protocol):

@@ -326,7 +326,10 @@ class _PlannedCode:
         static = [(self.places.slots[n], self.net.containers[n].nbytes) for n in self.static]
         flows = [Flow(s.images, s.lanes) for s in self.net.streams]
         names = () if self.symbols is None else self.symbols.sizes
-        return Steps(calls, prepares, static, flows, (self.sizes_slot, names))
+        overwriting = frozenset(
+            i for i, op in enumerate(self.net.ops()) if any(o.data in self.net.updates for o in self.net.outs(op))
+        )
+        return Steps(calls, prepares, static, flows, (self.sizes_slot, names), overwriting=overwriting)
 
     def names(self) -> list[str]:
         """Names of all kernels; one that runs both by itself and in a stream counts once."""

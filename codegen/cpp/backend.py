@@ -31,7 +31,7 @@ class CppBackend:
         """C++ of the driver."""
         return driver_text(
             steps.calls, steps.before, steps.static, steps.flows, steps.sizes, steps.stops, profile=profile,
-            recorded=steps.recorded,
+            recorded=steps.recorded, overwriting=steps.overwriting,
         )  # fmt: skip
 
     def kernel_text(self, kernel: Kernel) -> str:

@@ -19,13 +19,14 @@ and of what lies beside it in every library, whatever the program:
 ``table[0]`` is the arena, ``table[1]`` the block of prepared values; inputs, constants and results follow. The
 kernels of one stretch between calls into torch run in one OpenMP team; each kernel ends in a barrier. The return
 value is 0, or 1 + the number of the operator that met an index outside its tensor, or -1 - the number of the call
-into torch that failed.
+into torch that failed. After a bad index nothing is written in place of an input.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from dcir.codegen.cpp.digest import DIGEST
 from dcir.codegen.cpp.direct import DIRECT
@@ -59,6 +60,7 @@ def driver_text(
     *,
     profile: bool = False,
     recorded: bool = False,
+    overwriting: Collection[int] = (),
 ) -> str:
     """C++ of the driver (no header needed).
 
@@ -72,6 +74,7 @@ def driver_text(
         profile: whether the first thread reads the clock after every step, for ``dcir_ticks``; behind the steps' times is the time
             in which teams open and close. Calls of a profiled driver must not overlap.
         recorded: whether there is a second run that tells torch's profiler of its steps.
+        overwriting: numbers of the operators that write in place of inputs.
     """
     marks: list[Marks] = [Laps(len(calls)) if profile else Marks(), *[Records()] * recorded]
     lines = [_O1]
@@ -80,6 +83,7 @@ def driver_text(
         lines += [f'extern "C" int {name};' for name in ("omp_get_level()", "omp_get_ancestor_thread_num(int)")]
     lines += [line for m in marks for line in m.declarations()]
     every = [*calls_in(before), *calls_in(calls)]
+    program = _Program(streams, sizes, overwriting)
     arity = {c.kernel: len(c.operands) for c in every if c.kernel}
     for name, n in arity.items():
         lines.append(f'extern "C" void __program_{name}({", ".join(["void*"] * (n + 2))});')
@@ -89,38 +93,39 @@ def driver_text(
         for number in range(len(streams)):
             lines += _image(calls, number, m)
         if stops:
-            lines += _in_parts(calls, [0, *stops, len(calls)], streams, sizes, m)
+            lines += _in_parts(calls, [0, *stops, len(calls)], program, m)
         else:
-            lines += _at_once(calls, streams, sizes, m)
+            lines += _at_once(calls, program, m)
     lines.append(f"{_VISIBLE} int dcir_prepare(void** t) {{")
-    lines += ["  int status = 0;", *_stretch(before, 0, (), Marks()), "  return 0;", "}"]
+    lines += ["  int status = 0;", *_stretch(before, 0, _Program(), Marks()), "  return 0;", "}"]
     return "\n".join([*lines, *_fingerprint(static)])
 
 
-def _at_once(
-    calls: Sequence[AnyStep], streams: Sequence[Flow], sizes: tuple[int, tuple[str, ...]], marks: Marks
-) -> list[str]:
+@dataclass(frozen=True)
+class _Program:
+    """What the text of all stretches depends on; see ``driver_text``."""
+
+    streams: Sequence[Flow] = ()
+    sizes: tuple[int, tuple[str, ...]] = (-1, ())
+    overwriting: Collection[int] = ()
+
+
+def _at_once(calls: Sequence[AnyStep], program: _Program, marks: Marks) -> list[str]:
     """``dcir_run``."""
     return [
         f"{_VISIBLE} int dcir_run{marks.suffix}(void** t, int (*call_back)(int){marks.parameter}) {{",
-        "  int status = 0;", *_sizes(sizes), *marks.opening(), *_steps(calls, 0, streams, marks), "  return 0;", "}",
+        "  int status = 0;", *_sizes(program.sizes), *marks.opening(), *_steps(calls, 0, program, marks), "  return 0;", "}",
     ]  # fmt: skip
 
 
-def _in_parts(
-    calls: Sequence[AnyStep],
-    ends: Sequence[int],
-    streams: Sequence[Flow],
-    sizes: tuple[int, tuple[str, ...]],
-    marks: Marks,
-) -> list[str]:
+def _in_parts(calls: Sequence[AnyStep], ends: Sequence[int], program: _Program, marks: Marks) -> list[str]:
     """``dcir_part``, and a ``dcir_run`` that calls it."""
     lines = [
         f"{_VISIBLE} int dcir_part{marks.suffix}(void** t, int (*call_back)(int), int part{marks.parameter}) {{",
-        "  int status = 0;", *_sizes(sizes), "  switch (part) {",
+        "  int status = 0;", *_sizes(program.sizes), "  switch (part) {",
     ]  # fmt: skip
     for part, (begin, end) in enumerate(itertools.pairwise(ends)):
-        lines += [f"  case {part}: {{", *_steps(calls[begin:end], begin, streams, marks), "  return 0;", "  }"]
+        lines += [f"  case {part}: {{", *_steps(calls[begin:end], begin, program, marks), "  return 0;", "  }"]
     return [
         *lines, "  }", "  return 0;", "}",
         f"{_VISIBLE} int dcir_run{marks.suffix}(void** t, int (*call_back)(int){marks.parameter}) {{",
@@ -136,18 +141,18 @@ def _sizes(sizes: tuple[int, tuple[str, ...]]) -> list[str]:
     return [f"  const long long {name} = ((const long long*)t[{slot}])[{i}];" for i, name in enumerate(names)]
 
 
-def _steps(calls: Sequence[AnyStep], number: int, streams: Sequence[Flow], marks: Marks) -> list[str]:
+def _steps(calls: Sequence[AnyStep], number: int, program: _Program, marks: Marks) -> list[str]:
     """Stretches of generated code, and calls into torch between them; ``number`` is that of the first step."""
     lines, first = [], 0
     for i, call in enumerate(calls):
         if isinstance(call, Call) and call.kernel is None:
-            lines += _stretch(calls[first:i], number + first, streams, marks)
+            lines += _stretch(calls[first:i], number + first, program, marks)
             lines += marks.before(number + i)
             lines.append(f"  const int failed{number + i} = call_back({call.number});")
             lines += marks.after(number + i)
             lines.append(f"  if (failed{number + i}) return {-1 - call.number};")
             first = i + 1
-    return lines + _stretch(calls[first:], number + first, streams, marks)
+    return lines + _stretch(calls[first:], number + first, program, marks)
 
 
 # Words of a static input that are compared in every call: a last guard against writes through bare addresses, which nobody notes.
@@ -182,8 +187,11 @@ def _fingerprint(static: Sequence[tuple[int, int]]) -> list[str]:
     return [*lines, "  return h;", "}"]
 
 
-def _stretch(calls: Sequence[AnyStep], number: int, streams: Sequence[Flow], marks: Marks) -> list[str]:
-    """One team's calls; ``number`` is that of the first."""
+def _stretch(calls: Sequence[AnyStep], number: int, program: _Program, marks: Marks) -> list[str]:
+    """One team's calls; ``number`` is that of the first.
+
+    What comes from an overwriting step on is left out after a bad index; all threads have seen the same, see ``step_lines``.
+    """
     if not calls:
         return []
     inner = sorted({c.stream for c in calls if isinstance(c, Call) and c.stream >= 0})
@@ -193,16 +201,21 @@ def _stretch(calls: Sequence[AnyStep], number: int, streams: Sequence[Flow], mar
         lines.append("  #pragma omp parallel")
     lines += ["  {", *marks.team()]
     begun: set[int] = set()
+    untested, tests = False, 0
     for i, c in enumerate(calls):
+        if untested and c.number in program.overwriting:
+            lines.append("  if (!bad) {")
+            untested, tests = False, tests + 1
+        untested = untested or any(inner.checked for inner in calls_in([c]))
         if isinstance(c, Call) and c.stream >= 0:
             if c.stream not in begun:
                 begun.add(c.stream)
-                lines += _flow(c.stream, streams[c.stream], marks)
+                lines += _flow(c.stream, program.streams[c.stream], marks)
                 last = max(k for k, other in enumerate(calls) if isinstance(other, Call) and other.stream == c.stream)
                 lines += marks.after_stream(number + last)
             continue
         lines += [*marks.before(number + i), *step_lines(c, team), *marks.after(number + i)]
-    return [*lines, "  }", *marks.team(), "  if (bad) return bad;", "  }"]
+    return [*lines, *["  }"] * tests, "  }", *marks.team(), "  if (bad) return bad;", "  }"]
 
 
 def _image(calls: Sequence[AnyStep], number: int, marks: Marks) -> list[str]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dcir.ir.describe import sizes_text, words_of
-from dcir.ir.operator import Operator
-from dcir.ir.statements import Access, Compute, Const, Gather, Index, Load, Reduce, Statement, Store, Strides
+from dcir.ir.operator import IndexCheck, Operator
+from dcir.ir.statements import Access, Cast, Compute, Const, Gather, Index, Load, Reduce, Statement, Store, Strides
 from dcir.ir.types import itemsize
 
 
@@ -161,6 +161,31 @@ class LoopNest(Operator):
         from dcir.ir.scalars import reference
 
         run_program(self, ins, outs, reference, in_starts, out_starts)
+
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """One for each index of each of its gathers that tell of one outside."""
+        return self._index_checks
+
+    @functools.cached_property
+    def _index_checks(self) -> tuple[IndexCheck, ...]:
+        return tuple(
+            self._check(value, extent, always=not s.guard)
+            for s in self.body if isinstance(s, Gather) and s.checked
+            for value, extent in zip(s.indices, s.extents, strict=True)
+        )  # fmt: skip
+
+    def _check(self, value: int, extent: int, *, always: bool) -> IndexCheck:
+        """Of an index that is loaded, at most with what counts from the end brought into range."""
+        needed = [self.body[i] for i in (*self.needed_by([value], ()), value)]
+        loads = {s for s in needed if isinstance(s, Load) and not s.args}
+        plain = all(
+            s in loads or isinstance(s, Cast) or (isinstance(s, Const) and s.value in (0, extent))
+            or (isinstance(s, Compute) and s.op in ("where", "lt", "add")) for s in needed
+        )  # fmt: skip
+        if not plain or len({(s.operand, s.strides) for s in loads}) != 1:
+            return IndexCheck()
+        load = next(iter(loads))
+        return IndexCheck.of(load.operand, self.dims, load.strides, extent, always=always)
 
     def loop_nest(self) -> LoopNest:
         """Itself."""

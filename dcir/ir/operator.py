@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dcir.errors import InvalidOperator
@@ -45,6 +46,39 @@ class ArgumentWindow(NamedTuple):
 
 Windows = tuple[list[OperandWindow | None], list[OperandWindow | None]]
 """Of inputs and of outputs; None where an operand is packed and has no strides."""
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """Indices that an operator looks at.
+
+    Attributes:
+        operand: the number of the input that has them; -1 where they are computed.
+        walk: which elements of it, as (stride, extent) of as few loops as possible, the smallest stride first.
+        extent: what they must be smaller than.
+        always: whether it looks at all of these.
+    """
+
+    operand: int = -1
+    walk: tuple[tuple[int, int], ...] = ()
+    extent: int = 0
+    always: bool = False
+
+    @staticmethod
+    def of(operand: int, dims: Iterable[int], strides: Iterable[int], extent: int, *, always: bool) -> IndexCheck:
+        """Of an input that is walked along by loops of ``dims``."""
+        walk: list[tuple[int, int]] = []
+        for step, n in sorted((s, n) for n, s in zip(dims, strides, strict=True) if n > 1 and s):
+            if walk and step == walk[-1][0] * walk[-1][1]:
+                walk[-1] = walk[-1][0], walk[-1][1] * n
+            else:
+                walk.append((step, n))
+        return IndexCheck(operand, tuple(walk), extent, always)
+
+    @property
+    def known(self) -> bool:
+        """Whether an input has them."""
+        return self.operand >= 0
 
 
 class Operator:
@@ -202,6 +236,13 @@ class Operator:
 
     def _having(self, field: str, value: object) -> Operator:
         return dataclasses.replace(cast("Any", self), **{field: value})  # type: ignore[no-any-return]
+
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """The indices that it looks at, and for which it may fail when it runs."""
+        if self.stored_by is not None and self.stored_by.index_checks():
+            return (IndexCheck(),)
+        inside = (op.spec for body in self.bodies() for op in body.operators)
+        return (IndexCheck(),) if any(spec.index_checks() for spec in inside) else ()
 
     @property
     def updates_first_input(self) -> bool:

@@ -5,8 +5,8 @@
 In the graph y is a container of its own, so every pass sees single assignment; ``Network.updates`` says that y and p share
 memory. What that asks for is an order: all readers of p come before the writers of y, but for a writer that reads p element
 by element at the place it writes (which other writers, of other parts of y, do not touch), for nothing that it stores later
-elsewhere. ``settle`` restores the order after a
-pass; where there is none, y is made elsewhere and copied last. Before its first write y holds what p does.
+elsewhere. What may fail comes before all writers, too (``checks.py``). ``settle`` restores the order after a pass; where there is none, y
+is made elsewhere and copied last. Before its first write y holds what p does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 
+from dcir.ir.checks import half_done
+from dcir.ir.checks import waits as waits_for_checks
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.loop_nest_builder import LoopNestBuilder
@@ -26,6 +28,9 @@ def settle(net: Network) -> None:
     """Order the operators of ``net`` so that no update overwrites what is still read; a valid order stays as it is."""
     for data, source in list(net.updates.items()):
         if any(not _in_place(net, w, data, source) for w in net.writers(data) if w in net.readers(source)):
+            _copy_last(net, data)
+    if any(w.spec.index_checks() for data in net.updates for w in net.writers(data)):
+        for data in half_done(net, _followers(net)):
             _copy_last(net, data)
     while True:
         order, stuck = _sorted(net)
@@ -53,27 +58,12 @@ def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
     """The stable topological order with the updates' constraints, and the operators it cannot place."""
     ops = net.ops()
     position = {op: i for i, op in enumerate(ops)}
+    followers = _followers(net)
+    for op, writers in waits_for_checks(net, followers):
+        followers[op] += writers
     waits = dict.fromkeys(ops, 0)
-    followers: dict[Op, list[Op]] = {op: [] for op in ops}
-
-    def before(first: Op, then: Op) -> None:
-        if first is not then:
-            followers[first].append(then)
-            waits[then] += 1
-
-    for name in net.containers:
-        readers = net.readers(name)
-        for w in net.writers(name):
-            for r in readers:
-                before(w, r)
-    for data, source in net.updates.items():
-        writers = net.writers(data)
-        for r in net.readers(source):
-            for w in writers if r not in writers else ():
-                before(r, w)
-    effects = [op for op in ops if op.spec.calls_out]
-    for first, then in itertools.pairwise(effects):
-        before(first, then)
+    for then in itertools.chain.from_iterable(followers.values()):
+        waits[then] += 1
     heap = [position[op] for op in ops if not waits[op]]
     heapq.heapify(heap)
     order: list[Op] = []
@@ -85,6 +75,34 @@ def _sorted(net: Network) -> tuple[list[Op], set[Op]]:
             if not waits[then]:
                 heapq.heappush(heap, position[then])
     return order, set(ops) - set(order)
+
+
+def checks_first(net: Network) -> list[tuple[Op, list[Op]]]:
+    """Operators that check indices, each with the writers of updates that wait for it."""
+    return waits_for_checks(net, _followers(net)) if net.updates else []
+
+
+def _followers(net: Network) -> dict[Op, list[Op]]:
+    """Who waits for whom: readers for writers, writers of updates for readers of what they replace, calls to the outside for each other."""
+    followers: dict[Op, list[Op]] = {op: [] for op in net.ops()}
+
+    def before(first: Op, then: Op) -> None:
+        if first is not then:
+            followers[first].append(then)
+
+    for name in net.containers:
+        readers = net.readers(name)
+        for w in net.writers(name):
+            for r in readers:
+                before(w, r)
+    for data, source in net.updates.items():
+        writers = net.writers(data)
+        for r in net.readers(source):
+            for w in writers if r not in writers else ():
+                before(r, w)
+    for first, then in itertools.pairwise(op for op in net.ops() if op.spec.calls_out):
+        before(first, then)
+    return followers
 
 
 def _in_place(net: Network, op: Op, data: str, source: str) -> bool:

@@ -4,7 +4,8 @@
 
 List scheduling: of all operators whose inputs are there, the one that adds the fewest bytes runs next (outputs that come
 alive, less containers whose last reader it is); among equals the earliest in the old order. A greedy order can be worse
-than the old one, which then stays. Operators with effects keep their order among each other. In a backward what the forward
+than the old one, which then stays. Operators with effects keep their order among each other, and what writes in place of an input comes
+after what may fail. In a backward what the forward
 kept is alive until its last reader and a gradient from its first writer on, as ``reuse_saved_tensors.py`` makes it be; elsewhere inputs
 and results are their owners' throughout. Saves peak memory: an optimiser step next to its gradient, a small result before the
 next large one, the gradient of a large table when everything else is gone.
@@ -20,6 +21,7 @@ from typing import ClassVar
 
 from dcir.ir.dace.nodes import Op
 from dcir.ir.network import Network
+from dcir.ir.updates import checks_first
 from dcir.transforms.base import Pass, PassResult
 from dcir.transforms.tier4_movement.memory.lifetimes import Lifetime, lifetimes, most_alive
 
@@ -123,6 +125,10 @@ class _Schedule:
                 for r in set(self.readers[source]).difference(self.writers[name]):
                     self.overwrites.setdefault(r, []).append(w)
                     self.waits[w] += 1
+        for op, writers in checks_first(net):
+            for w in writers:
+                self.overwrites.setdefault(position[op], []).append(position[w])
+                self.waits[position[w]] += 1
 
     def order(self) -> list[Op]:
         """The greedy order. An entry of the heap is stale once its operator's cost has changed."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dis import get_instructions
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from torch import nn
 
 from dcir.user_code import is_users
@@ -24,6 +27,7 @@ _GLOBALS = frozenset({"LOAD_GLOBAL"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _EMPTY = CellType()
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+_BY_CONTENTS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 _MOST_MEMBERS = 1000
 """A table of more is read by nobody in front of every step."""
 
@@ -65,22 +69,30 @@ class CodeReads:
         """The same of a function."""
         return self._of(fn, lambda: (), freeze)
 
-    def attributes(self, cls: type) -> frozenset[str]:
-        """Names of the attributes that a class's ``forward`` reads of anything."""
+    def of_object(self, cls: type, names: frozenset[str], freeze: Freeze) -> tuple[Any, frozenset[str]]:
+        """The same of what code that has some names of attributes reaches in a class, and all names that it then has."""
+        key = cls, names
+        found = self._of(key, lambda: _users_classes(cls), freeze, names)
+        return found, names | self._known[key][0].attributes
+
+    def attributes(self, cls: Any) -> frozenset[str]:
+        """Names of the attributes that a class's ``forward``, or a function, reads of anything."""
         return self._known[cls][0].attributes if cls in self._known else frozenset()
 
-    def _of(self, key: Any, classes: Callable[[], tuple[type, ...]], freeze: Freeze) -> Any:
+    def _of(
+        self, key: Any, classes: Callable[[], tuple[type, ...]], freeze: Freeze, names: frozenset[str] = frozenset({"forward"})
+    ) -> Any:  # fmt: skip
         if key in self._known:
             reads, before = self._known[key]
             if reads.state(freeze) == before:
                 return before
-        reads = _walked([key] if isinstance(key, FunctionType) else [], classes())
+        reads = _walked([key] if isinstance(key, FunctionType) else [], classes(), names)
         state = reads.state(freeze)
         self._known[key] = reads, state
         return state
 
 
-def _walked(functions: list[FunctionType], classes: tuple[type, ...]) -> _Reads:
+def _walked(functions: list[FunctionType], classes: tuple[type, ...], begin: frozenset[str]) -> _Reads:
     rows: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
     cells: dict[int, CellType] = {}
     attributes: set[str] = set()
@@ -95,7 +107,8 @@ def _walked(functions: list[FunctionType], classes: tuple[type, ...]) -> _Reads:
             for c in classes:  # one that has no such attribute may get one
                 read(vars(c), c, name)
 
-    of_classes("forward")
+    for name in begin:
+        of_classes(name)
     while functions:
         fn = functions.pop()
         if id(fn) in seen or not is_users(fn.__code__.co_filename):
@@ -161,11 +174,20 @@ def _value(value: Any, freeze: Freeze) -> Any:
 
 def _held(value: Any, freeze: Freeze) -> Any:
     kind = type(value)
-    whole = kind in PLAIN or (kind in _CONTAINERS and len(value) <= _MOST_MEMBERS) or is_record(kind)
-    return freeze(value) if whole else _This(value)
+    whole = kind in PLAIN or (by_contents(kind) and len(value) <= _MOST_MEMBERS) or is_record(kind)
+    return freeze(value) if whole else This(value)
 
 
-class _This:
+def by_contents(kind: type) -> bool:
+    """Whether objects of a class are what they hold: containers, tables and arrays."""
+    found = _BY_CONTENTS.get(kind)
+    if found is None:
+        tables = issubclass(kind, Mapping | deque | np.ndarray)
+        found = _BY_CONTENTS[kind] = tables or (issubclass(kind, _CONTAINERS) and not is_record(kind))
+    return found
+
+
+class This:
     """A value that is equal to itself alone."""
 
     __slots__ = ("_value",)
@@ -174,7 +196,7 @@ class _This:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _This) and other._value is self._value
+        return isinstance(other, This) and other._value is self._value
 
     def __hash__(self) -> int:
         return id(self._value)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as _torch_optimizer
+from torch.optim.optimizer import _get_scalar_dtype
 
 from dcir.driver.training.optimiser_choice import STEP_HOOKS
 from dcir.driver.training.optimisers import Family, family
@@ -122,7 +123,7 @@ class OptimiserSteps:
         groups = self.optimizer.param_groups
         numbers = [v for i, t in rows for v in self._family.hyper(groups[i], t + 1).values()]
         made = torch.tensor(numbers or [0.0], dtype=torch.float64)
-        device = groups[0]["params"][0].device
+        device = next((p.device for g in groups for p in g["params"]), made.device)  # a group may be empty
         return made if device.type == "cpu" else made.to(device, non_blocking=True)
 
     def states(self, h: Held) -> list[Tensor]:
@@ -136,13 +137,20 @@ class OptimiserSteps:
             return []
         state = self.optimizer.state[h.parameter]
         if self._family.counts and "step" not in state:
-            state["step"] = torch.tensor(0.0, dtype=torch.get_default_dtype())
+            state["step"] = torch.tensor(0.0, dtype=_get_scalar_dtype(is_fused=bool(h.group.get("fused"))))
         found = []
         for name in names:
             if not isinstance(state.get(name), Tensor):
                 state[name] = _like(h.parameter).zero_()
             found.append(_fitting(h, state, name))
         return found
+
+    def undone(self, held: Sequence[Held]) -> None:
+        """Forget the state that was made for a first step that has failed: without a counter it says that there was one."""
+        for h in held:
+            if not self._family.counts and not h.row[1]:
+                for name in self._family.state(h.group):
+                    self.optimizer.state[h.parameter].pop(name, None)
 
     def done(self, updated: Sequence[Held], written: Sequence[Tensor]) -> None:
         """Leave behind what torch's own step would have besides the numbers; gradients end.

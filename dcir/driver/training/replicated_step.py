@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from dcir.driver.optimize import compiled_with
 from dcir.driver.training.batch import StepFrame, layout
 from dcir.driver.training.distributed import calling, spread_by
 from dcir.driver.training.optimiser_steps import rows_of
+from dcir.driver.training.shared_memory import Apart
 from dcir.driver.training.whole_step import HINT, TrainStep
 from dcir.errors import InvalidInput, NotCompiledWarning, Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
@@ -50,11 +51,12 @@ class _Loss(nn.Module):
 
 @dataclass(frozen=True)
 class _Update:
-    """An update, its program, and how the optimiser's state lies that it was traced for."""
+    """An update, its program, how the optimiser's state lies that it was traced for, and what is known of its tensors' memory."""
 
     step: CapturedStep
     program: Callable[[list[Any]], list[Any]]
     states: Any
+    apart: Apart = field(default_factory=Apart)
 
 
 class ReplicatedStep(TrainStep):
@@ -153,6 +155,16 @@ class ReplicatedStep(TrainStep):
             found = _Update(step, compiling(self.dcir.session)(step.graph, step.context).call, lies)
             self._updates[key] = found
         args = [*parameters, *gradients, *states, self._steps.numbers(rows)]
+
+        def names() -> list[str]:
+            own = [h.name for h in held]
+            return [
+                *own,
+                *(f"gradient of {n}" for n in own),
+                *(f"{s} of {u.name}" for u in found.step.updated for s in u.state),
+            ]
+
+        found.apart.refuse_shared(args[:-1], found.step.context.updates.values(), names)
         results = found.program(args)
         if self._clip.norm is not None:
             self.grad_norm = results[0]

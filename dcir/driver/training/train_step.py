@@ -44,7 +44,8 @@ def train_step(
     A batch may be nested (a tuple of targets, a dict). Every value of a plain number or string in it has a program of its own, so
     what changes from step to step belongs in a tensor. So have the numbers, texts and hooks of the model's and the loss function's
     modules, those of records (namespaces, dataclasses) that these hold, and those that their code, and functions of yours that it calls,
-    read by name of closures, defaults, globals, classes and objects. A buffer that the forward pass assigns is written where it lies; a
+    read by name of closures, defaults, globals, classes and objects, and of objects and containers in these; not those that they ask the
+    system for. A buffer that the forward pass assigns is written where it lies; a
     tensor or number that it keeps elsewhere is refused, and so are lazy layers that have not been called, hooks of parameters and of the
     optimiser, to which a step has no gradients to show, and an autocast around it.
 

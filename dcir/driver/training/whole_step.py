@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from dcir.driver.training.code_reads import CodeReads
 from dcir.driver.training.distributed import spread_by
 from dcir.driver.training.module_state import function_state, global_hooks, module_state
 from dcir.driver.training.optimiser_steps import Held, OptimiserSteps, Row, laid_as, rows_of
+from dcir.driver.training.shared_memory import Apart
 from dcir.errors import Unsupported
 from dcir.frontends.torch.admission import of_module, refuse_unless_plain
 from dcir.frontends.torch.context import GraphContext
@@ -83,11 +85,25 @@ def _seen(model: nn.Module, loss_fn: Callable[..., Tensor], reads: CodeReads) ->
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A step and its program; ``sizes`` is what it asks of those of a batch, if they move."""
+    """A step and its program; ``sizes`` is what it asks of those of a batch, if they move, ``apart`` knows where its tensors lie."""
 
     step: CapturedStep
     program: Program
     sizes: BatchSizes | None = None
+    apart: Apart = field(default_factory=Apart)
+
+    @functools.cached_property
+    def written(self) -> frozenset[int]:
+        """Numbers of those of ``names`` that are written."""
+        own = len(self.step.parameters) + len(self.step.buffers)
+        batch = len(self.step.graph.graph.find_nodes(op="placeholder")) - 1 - len(self.names())
+        return frozenset(i if i < own else i - batch for i in self.step.context.updates.values())
+
+    def names(self) -> list[str]:
+        """Of the model's and the optimiser's tensors, in the order of its arguments."""
+        gradients = [f"gradient of {n}" for n in self.step.accumulated]
+        states = [f"{s} of {u.name}" for u in self.step.updated for s in u.state]
+        return [*self.step.parameters, *self.step.buffers, *gradients, *states]
 
 
 class TrainStep:
@@ -227,10 +243,15 @@ class TrainStep:
         updated = [by_name[u.name] for u in step.updated]
         states = [s for h in updated for s in self._steps.states(h)]
         own = [seen.tensors[n] for n in (*step.parameters, *step.buffers)]
-        sums = [by_name[n].parameter.grad for n in step.accumulated]
+        sums = [g for n in step.accumulated if (g := by_name[n].parameter.grad) is not None]
         refuse_written(batch, [own[i] for i in step.context.updates.values() if i < len(own)])
         args = [*own, *batch, *sums, *states, self._steps.numbers(rows)]
-        results = found.program(args)
+        try:
+            found.apart.refuse_shared([*own, *sums, *states], found.written, found.names)
+            results = found.program(args)
+        except BaseException:
+            self._steps.undone(updated)
+            raise
         written: list[Any] = [args[i] for i in step.context.updates.values()]
         self._steps.done(updated, written)
         if self._clip.norm is not None:
@@ -252,7 +273,8 @@ class TrainStep:
         tensors = tuple(
             (n, seen.names[id(t)], t.shape, t.stride(), t.dtype, t.requires_grad) for n, t in seen.tensors.items()
         )
-        return types, seen.states, tensors, self._steps.flags()
+        defaults = torch.get_default_dtype(), torch.get_default_device()  # of tensors that the code makes
+        return types, seen.states, tensors, self._steps.flags(), defaults
 
     def _compile(
         self, batch: Sequence[Tensor], frame: StepFrame, held: list[Held], rows: list[Row],

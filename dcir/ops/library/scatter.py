@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from dcir.errors import IndexOutOfRange
 from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import LoopNestBuilder
-from dcir.ir.operator import Operator
+from dcir.ir.operator import IndexCheck, Operator
 from dcir.ir.serialize import register
 from dcir.ir.statements import Const
 from dcir.ir.types import bf16_to_f32, compute_type, f32_to_bf16, itemsize, to_numpy
@@ -22,6 +22,27 @@ from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.reducing import refuse_complex
 
 OPERATIONS = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+class Indexed(Protocol):
+    """What points have indices in inputs one after the other."""
+
+    @property
+    def dims(self) -> tuple[int, ...]: ...
+    @property
+    def indices(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def extents(self) -> tuple[int, ...]: ...
+    @property
+    def skip(self) -> int | None: ...
+
+
+def index_checks(spec: Indexed, first: int) -> tuple[IndexCheck, ...]:
+    """What an operator checks whose indices are inputs from number ``first`` on."""
+    return tuple(
+        IndexCheck.of(first + n, spec.dims, strides, extent, always=spec.skip is None)
+        for n, (strides, extent) in enumerate(zip(spec.indices, spec.extents, strict=True))
+    )
 
 
 @register
@@ -116,6 +137,10 @@ class ScatterSpec(Operator):
         values = _widen(out, self.dtype)
         OPERATIONS[self.op].at(values, at, _widen(source, self.dtype))
         out[...] = _narrow(values, self.dtype)
+
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """Of all indices; points that are passed over are not looked at."""
+        return index_checks(self, 1 + (self.base is not None))
 
     @property
     def updates_first_input(self) -> bool:

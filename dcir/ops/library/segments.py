@@ -14,14 +14,14 @@ from dcir.ir.describe import sizes_text
 from dcir.ir.loop_nest import LoopNest
 from dcir.ir.loop_nest_builder import Expr, LoopNestBuilder
 from dcir.ir.network import contiguous
-from dcir.ir.operator import Operator, Steps
+from dcir.ir.operator import IndexCheck, Operator, Steps
 from dcir.ir.run_nest import run_program
 from dcir.ir.scalars import COSTLY, reference
 from dcir.ir.serialize import register
 from dcir.ir.types import bf16_to_f32, compute_type, itemsize, to_numpy
 from dcir.ops.library.epilogue import attach_epilogue, run_epilogue
 from dcir.ops.library.scan import grid
-from dcir.ops.library.scatter import OPERATIONS
+from dcir.ops.library.scatter import OPERATIONS, index_checks
 
 _MOST_REPEATED = 12
 """Statements of a value that is computed once more."""
@@ -100,6 +100,10 @@ class GroupSpec(Operator):
         listed = group.reshape(-1)[points]
         outs[0][: self.groups + 1] = np.concatenate([[0], np.cumsum(np.bincount(listed, minlength=self.groups))])
         outs[1][: len(points)] = points[np.argsort(listed, kind="stable")]
+
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """Of all indices; points that are passed over are not looked at."""
+        return index_checks(self, 0)
 
     def steps(self) -> Steps:
         """The same as loop nests, for stock DaCe and no kernel: what comes before each group and each point is counted.
@@ -190,6 +194,10 @@ class SegmentSpec(Operator):
     def describe(self) -> str:
         """Its kind of fold."""
         return f"{self.kind} {self.op}"
+
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """Those of its values and of its finish."""
+        return (IndexCheck(),) if self.value.index_checks() or self.finish.index_checks() else ()
 
     def reference(self, ins: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run it over NumPy buffers."""

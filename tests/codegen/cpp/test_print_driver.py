@@ -8,6 +8,7 @@ import pytest
 from dcir.cache import Cache
 from dcir.codegen.cpp.print_driver import driver_text
 from dcir.codegen.cpp.toolchain import Toolchain, Unit, compile_objects, default_flags, link_shared
+from dcir.codegen.steps import Call
 from dcir.isa import host_isa
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 33, 64, 1000, 1001)
@@ -57,3 +58,12 @@ def test_nothing_static_has_a_digest(tmp_path):
     toolchain = Toolchain.find(cache)
     objects = compile_objects([Unit("", driver_text([]))], toolchain, default_flags(host_isa()), cache)
     assert ctypes.CDLL(link_shared(objects, "", toolchain, cache)).dcir_fingerprint(None) == 0
+
+
+def test_nothing_is_overwritten_after_a_bad_index():
+    checked, other, writer = (Call(name, number, (), True, name == "f") for number, name in enumerate("fgh"))
+    text = driver_text([checked, other, writer, writer], overwriting={2})
+    assert text.count("if (!bad) {") == 1
+    assert text.index("__program_g(0") < text.index("if (!bad) {") < text.index("__program_h(0")
+    for calls in ([writer, checked], [other, writer]):
+        assert driver_text(calls, overwriting={2}) == driver_text(calls)

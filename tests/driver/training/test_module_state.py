@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -312,6 +315,182 @@ def test_numbers_that_code_of_a_model_reads(way: str, monkeypatch: pytest.Monkey
         want = squares(model(x), t).detach()
         torch.testing.assert_close(step(x, t), want)
     assert len(step.dcir.explain().graphs) == 3
+
+
+class Place:
+    """Holds a number, also by names that its code alone knows."""
+
+    def __init__(self, value: Any = 1.0) -> None:
+        self.value = value
+
+    @property
+    def seen(self) -> Any:
+        return self.value
+
+    def weight(self) -> Any:
+        return self.value
+
+    def times(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.weight() * squares(y, t)
+
+    def plain(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.value * squares(y, t)
+
+    def shown(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.seen * squares(y, t)
+
+    def first(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.value[0] * squares(y, t)
+
+    def deep(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.value.value * squares(y, t)
+
+    def __call__(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.times(y, t)
+
+    def made(self) -> Callable[..., Tensor]:
+        return lambda y, t: self.value.value * squares(y, t)
+
+
+LOSSES: dict[str, tuple[Callable[[], Place], Callable[[Place], Any], Callable[[Place, float], Any]]] = {
+    "called": (Place, lambda p: p, lambda p, v: setattr(p, "value", v)),
+    "called in a partial": (Place, partial, lambda p, v: setattr(p, "value", v)),
+    "method of a method": (Place, lambda p: p.times, lambda p, v: setattr(p, "value", v)),
+    "property": (Place, lambda p: p.shown, lambda p, v: setattr(p, "value", v)),
+    "list": (lambda: Place([1.0]), lambda p: p.first, lambda p, v: p.value.__setitem__(0, v)),
+    "record": (lambda: Place(SimpleNamespace(value=1.0)), lambda p: p.deep, lambda p, v: setattr(p.value, "value", v)),
+    "object": (lambda: Place(Place()), lambda p: p.deep, lambda p, v: setattr(p.value, "value", v)),
+    "closure": (lambda: Place(Place()), lambda p: p.made(), lambda p, v: setattr(p.value, "value", v)),
+}
+
+
+def follows(model: nn.Module, loss: Any, change: Callable[[float], Any]) -> None:
+    """Steps with a number that changes are eager's losses, with one program for each of its values."""
+    step = dcir.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.01))
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+    for value in (1.0, 1.0, 2.0, 2.0, 1.0):
+        change(value)
+        want = loss(model(x), t).detach()
+        torch.testing.assert_close(step(x, t), want)
+    assert len(step.dcir.explain().graphs) == 2
+
+
+@pytest.mark.parametrize("way", LOSSES)
+def test_numbers_that_a_loss_reaches(way: str) -> None:
+    make, loss, change = LOSSES[way]
+    place = make()
+    follows(nn.Linear(8, 2), loss(place), lambda value: change(place, value))
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+
+@dataclass(slots=True)
+class Row:
+    value: float = 1.0
+
+
+class Stored:
+    """Has its numbers in a table."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_content", {"value": 1.0})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._content[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._content[name] = value
+
+
+def by_factor(x: Tensor) -> Tensor:
+    return x * FACTOR
+
+
+class Holding(nn.Linear):
+    """Multiplies by what it holds."""
+
+    def __init__(self, held: Any, read: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(8, 2)
+        self.held, self.read = held, read
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.read is not None:
+            return y * self.read(self.held)
+        return self.held(y) if callable(self.held) else y * self.held.value
+
+
+HELD: dict[str, Callable[[], tuple[nn.Module, Callable[[float], Any]]]] = {}
+
+
+def held(make: Callable[[], Any], change: Callable[[Any, float], Any], read: Callable[[Any], Any] | None = None) -> Any:
+    """A model and what changes a number that it holds."""
+
+    def made() -> tuple[nn.Module, Callable[[float], Any]]:
+        value = make()
+        return Holding(value, read), lambda number: change(value, number)
+
+    return made
+
+
+def hooked() -> tuple[nn.Module, Callable[[float], Any]]:
+    model = nn.Linear(8, 2)
+    model.register_forward_hook(lambda module, args, result: result * FACTOR)
+    return model, lambda value: globals().update(FACTOR=value)
+
+
+HELD |= {
+    "slots": held(Slots, lambda h, v: setattr(h, "value", v)),
+    "record with slots": held(Row, lambda h, v: setattr(h, "value", v)),
+    "getattr": held(Stored, lambda h, v: setattr(h, "value", v)),
+    "ordered": held(lambda: OrderedDict(a=1.0), lambda h, v: h.update(a=v), lambda h: h["a"]),
+    "defaults": held(lambda: defaultdict(float, a=1.0), lambda h, v: h.update(a=v), lambda h: h["a"]),
+    "user's dict": held(lambda: UserDict(a=1.0), lambda h, v: h.update(a=v), lambda h: h["a"]),
+    "deque": held(lambda: deque([1.0]), lambda h, v: h.__setitem__(0, v), lambda h: h[0]),
+    "array": held(lambda: np.array([1.0]), lambda h, v: h.__setitem__(0, v), lambda h: float(h[0])),
+    "object in object": held(lambda: Place(Place()), lambda h, v: setattr(h.value, "value", v), lambda h: h.value.value),
+    "table in object": held(lambda: Place({"a": 1.0}), lambda h, v: h.value.update(a=v), lambda h: h.value["a"]),
+    "method of object": held(Place, lambda h, v: setattr(h, "value", v), lambda h: h.weight()),
+    "function": held(lambda: by_factor, lambda h, v: globals().update(FACTOR=v)),
+    "partial": held(lambda: partial(torch.mul, other=1.0), lambda h, v: h.keywords.update(other=v)),
+    "hook": hooked,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_numbers_that_a_model_reaches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    model, change = HELD[what]()
+    follows(model, squares, change)
+
+
+class _Makes(nn.Linear):
+    """It makes a tensor of the default type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.full((2,), 1.1)
+
+
+def test_another_default_type_is_another_program() -> None:
+    model = _Makes(8, 2)
+    step = dcir.train_step(model, squares, torch.optim.SGD(model.parameters(), lr=0.01))
+    x, t = torch.randn(4, 8), torch.randn(4, 2)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            want, got = squares(model(x), t).detach(), step(x, t)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(got, want)
+    assert len(step.dcir.explain().graphs) == 2
 
 
 def test_parameters_that_are_not_made_yet_are_refused_by_name() -> None:

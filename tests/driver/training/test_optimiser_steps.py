@@ -45,6 +45,31 @@ def test_rows_follow_the_steps_that_were_made(make) -> None:
     assert [s.data_ptr() for s in steps.states(held[0])] == [s.data_ptr() for s in states]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_counter_is_of_torchs_type(dtype: torch.dtype) -> None:
+    """One of 16 bits stops counting at 256 or 2048."""
+    ours, theirs = _parameters(2)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        optimizer, eager = torch.optim.AdamW([ours]), torch.optim.AdamW([theirs])
+        steps = OptimiserSteps(optimizer)
+        steps.states(steps.held({id(ours): "ours"})[0])
+        theirs.grad = torch.ones_like(theirs)
+        eager.step()
+    finally:
+        torch.set_default_dtype(before)
+    assert optimizer.state[ours]["step"].dtype == eager.state[theirs]["step"].dtype
+
+
+def test_a_group_may_be_empty() -> None:
+    (p,) = _parameters(1)
+    steps = OptimiserSteps(torch.optim.SGD([{"params": []}, {"params": [p]}], lr=0.5))
+    held = steps.held({id(p): "p"})
+    assert [h.row for h in held] == [(1, 0)]
+    assert 0.5 in steps.numbers(rows_of(held)).tolist()
+
+
 def test_flags_are_what_changes_the_formula() -> None:
     optimizer = torch.optim.SGD(_parameters(1), lr=0.1)
     steps = OptimiserSteps(optimizer)

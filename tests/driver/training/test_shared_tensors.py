@@ -81,3 +81,59 @@ def test_a_batch_in_memory_that_the_model_writes_is_refused() -> None:
     with pytest.raises(Unsupported, match="a step writes"):
         step(torch.randn(5, 4), model.norm.running_mean, torch.randn(5, 4))
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+class _Layers(nn.Module):
+    """Two layers, whose weights may be parts of one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+@pytest.mark.parametrize("how", ["same", "transposed"])
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_two_parameters_of_one_memory_are_refused(how: str, when: str) -> None:
+    model = _Layers()
+    step = dcir.train_step(
+        model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    )
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    own = model.b.weight.data
+    if when == "between":
+        step(x, y)
+    model.b.weight.data = model.a.weight.data if how == "same" else model.a.weight.data.t()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    with pytest.raises(Unsupported, match=r"(?s)share memory.*a\.weight and b\.weight.*b\.weight = a\.weight"):
+        step(x, y)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    model.b.weight.data = own
+    step(x, y)
+    model.b.weight = model.a.weight
+    step(x, y)
+
+
+def test_columns_of_one_matrix_are_apart() -> None:
+    whole = torch.randn(4, 8)
+    model = _Layers()
+    model.a.weight.data, model.b.weight.data = whole[:, :4], whole[:, 4:]
+    twin = copy.deepcopy(model)
+    step = dcir.train_step(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    nn.functional.mse_loss(twin(x), y).backward()
+    theirs.step()
+    step(x, y)
+    torch.testing.assert_close(whole, torch.cat([twin.a.weight, twin.b.weight], 1).detach())
+
+
+def test_what_is_not_written_may_be_shared() -> None:
+    model = _Layers()
+    model.b.weight.data = model.a.weight.data
+    model.a.weight.requires_grad_(False)
+    model.b.weight.requires_grad_(False)
+    step = dcir.train_step(model, nn.functional.mse_loss, torch.optim.SGD([model.a.bias, model.b.bias], lr=0.1))
+    assert step(torch.randn(5, 4), torch.randn(5, 4)).isfinite()
