@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dcir.frontends.torch.tape import choosing
 
 _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name[0] == "i" and f"__{name[1:]}__" in dir(operator)}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WRITING = {operator.setitem, *_IN_PLACE}
 
 
@@ -110,27 +111,25 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def overlap(args: Sequence[Any]) -> bool:
-    """Whether some tensors among arguments reach over the same memory."""
-    places: dict[int, list[torch.Tensor]] = {}
+    """Whether some tensors among arguments reach over the same memory, be it that of one storage or of several.
+
+    Arrays of NumPy that lie in each other become tensors with a storage each, so addresses are compared.
+    """
+    spans = []
     for a in args:
-        if isinstance(a, torch.Tensor) and _has_memory(a):
-            places.setdefault(a.untyped_storage().data_ptr(), []).append(a)
-    for at, tensors in places.items():
-        if at and len(tensors) > 1:
-            spans = sorted(_span(t) for t in tensors if t.numel())
-            if any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans)):
-                return True
-    return False
+        if _has_memory(a) and (at := a.data_ptr()):
+            spans.append((at, at + (a.nbytes if a.is_contiguous() else _reach(a))))
+    spans.sort()
+    return any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
-def _has_memory(t: torch.Tensor) -> bool:
-    return t.layout is torch.strided and not (
-        t.is_nested or isinstance(t, FakeTensor) or is_traceable_wrapper_subclass(t)
-    )
+def _has_memory(a: Any) -> bool:
+    """Whether an argument is a tensor of elements with addresses; those of the device "meta" have null."""
+    plain = type(a) in _PLAIN or (isinstance(a, torch.Tensor) and not is_traceable_wrapper_subclass(a))
+    return plain and a.layout is torch.strided and not a.is_nested and not isinstance(a, FakeTensor)
 
 
-def _span(t: torch.Tensor) -> tuple[int, int]:
-    """From the first to behind the last byte of a tensor, in its storage."""
-    start = t.storage_offset()
-    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return int(start * t.itemsize), int((start + reach + 1) * t.itemsize)
+def _reach(t: torch.Tensor) -> int:
+    """Bytes from the first to behind the last element of a tensor."""
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return int((last + 1) * t.itemsize)

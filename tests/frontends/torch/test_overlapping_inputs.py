@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,6 +44,12 @@ def halves(b):
     return t[:b], t[b:]
 
 
+def of_numpy(b):
+    """As ``shifted``, with a storage for each, as only addresses tell."""
+    a = torch.randn(b + 1, 5, 12).numpy()
+    return torch.from_numpy(a[1:]), torch.from_numpy(a[:-1])
+
+
 ORDERS = {
     "apart first": [
         (apart, 3),
@@ -55,6 +62,8 @@ ORDERS = {
         (shifted, 3),
     ],
     "overlapping first": [(shifted, 3), (apart, 3), (shifted, 4), (apart, 5), (halves, 3), (shifted, 3), (apart, 6)],
+    "two storages": [(of_numpy, 3), (apart, 3), (of_numpy, 3), (apart, 4), (of_numpy, 4), (of_numpy, 5), (apart, 6)],
+    "two storages later": [(apart, 3), (of_numpy, 3), (apart, 3), (of_numpy, 4)],
     "of one size": [(apart, 3), (shifted, 3), (apart, 3), (halves, 3), (shifted, 3)],
 }
 
@@ -134,3 +143,12 @@ def test_overlap():
     assert not overlap([t[2:], t[:2], t[2:2]])
     assert overlap([t[1:3], torch.zeros(2), t[2:]])
     assert overlap([t, t[:, 1]]) and overlap([t[1], t])
+
+
+def test_overlap_of_storages():
+    a = np.zeros((4, 6), np.float32)
+    whole, rows, column = torch.from_numpy(a), torch.from_numpy(a[2:]), torch.from_numpy(a[:, 1])
+    assert overlap([whole, rows]) and overlap([rows, column]) and overlap([column, rows, torch.zeros(2)])
+    assert not overlap([torch.from_numpy(a[:2]), rows, torch.from_numpy(a[2:2])])
+    assert not overlap([column[:2], rows, torch.zeros(3, device="meta"), torch.zeros(4, device="meta")])
+    assert overlap([whole.t(), rows.t()]) and not overlap([whole[0, 0].expand(6), whole[0, 1:]])
