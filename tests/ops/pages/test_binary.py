@@ -80,3 +80,17 @@ def test_negative_powers() -> None:
     assert not through_torch(op, (A, -1.0), {}) and not through_torch(op, (A * 0.5, -1), {})
     assert not through_torch(op, (A, 3), {})
     assert not through_torch(aten.pow.Tensor_Tensor, (A, A), {})
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_general_powers_that_are_roots(exponent: float, tensors: bool) -> None:
+    """Every number of float16, of which torch's CPU code takes the general power: that is no root at -inf and at -0.0."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.pow(x.float(), torch.full_like(x, exponent).float()).half() if tensors else x**exponent
+
+    got, want = dcir.optimize(fn)(every), fn(every)
+    same = (got == want) & (got.signbit() == want.signbit()) | got.isnan() & want.isnan()
+    assert same.all(), every[~same]
