@@ -170,8 +170,8 @@ class IndexOutOfRange(DcirError, IndexError):
     """An index that comes from data points outside the tensor it indexes."""
 
 
-class FallbackFailed(DcirError):
-    """An operator that runs through torch instead of generated code raised an error."""
+class FallbackFailed(DcirError, RuntimeError):
+    """An operator that runs through torch instead of generated code raised an error, as torch's own are: a ``RuntimeError``."""
 
 
 class NotCompiledWarning(UserWarning):

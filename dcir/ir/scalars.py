@@ -72,9 +72,10 @@ def _mod(a: Any, b: Any) -> Any:
 
 
 def _pow(a: Any, b: Any) -> Any:
-    if a.dtype.kind == "f":
-        return np.power(a, b)
     a, b = np.broadcast_arrays(a, b)
+    if a.dtype.kind == "f":
+        # One exponent for all: NumPy would take a root for 0.5, which is another function at -inf and at -0.0.
+        return np.power(a, b.copy())
     out = np.power(a, np.where(b < 0, 0, b))
     negative = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))
     return np.where(b < 0, negative, out)

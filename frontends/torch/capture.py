@@ -118,6 +118,8 @@ def dynamo_backend(
         kept_by = None if gathered else keeper
         overlaps = Overlaps(gm, on_plain)
         recording().overlaps(overlaps)
+        if overlaps.placed:
+            recording().refuse("it counts in the storage of inputs")
         if any(is_symbolic(x) for x in example_inputs):
 
             def specialised(

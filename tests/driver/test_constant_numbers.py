@@ -97,3 +97,20 @@ def test_what_is_asked_of_a_number_beside_sizes_that_move(ask: Any, train: bool)
         result, told = fast(x)
         assert told == ask(k), k
         torch.testing.assert_close(result, x.sin() * k)
+
+
+def test_zeros_and_nan_beside_sizes_that_move() -> None:
+    """A program for 0.0 is none for -0.0, and that for NaN is found again."""
+    torch._dynamo.reset()
+
+    def fn(x: Tensor, s: float) -> Tensor:
+        return torch.copysign(torch.ones_like(x), torch.full_like(x, s)) + x * s
+
+    nan = float("nan")
+    fast = dcir.optimize(fn)
+    made = []
+    for n, s in ((5, 1.0), (7, 2.0), (9, 0.0), (9, -0.0), (9, 0.0), (9, -0.0), (9, nan), (9, nan), (9, -1.5)):
+        x = torch.ones(n, 2)
+        torch.testing.assert_close(fast(x, s), fn(x, s), equal_nan=True, msg=lambda m, s=s: f"{s}: {m}")
+        made.append(len(fast.dcir.explain().graphs))
+    assert made[4] == made[5] == made[3] and made[7] == made[6]

@@ -276,6 +276,15 @@ D_UNARY(d_acosh, __builtin_acosh)
 D_UNARY(d_atanh, __builtin_atanh)
 D_UNARY(d_lgamma, __builtin_lgamma)
 D_BINARY(d_atan2, __builtin_atan2)
-D_BINARY(d_pow, __builtin_pow)
+
+// Without errno GCC makes sqrt(x) of pow(x, 0.5), which is NaN in the place of inf at -inf, and -0.0 in that of 0.0 at -0.0.
+#define D_POW(T, suffix)                                                                                   \
+    D_INLINE T d_pow(T x, T y) {                                                                           \
+        if (__builtin_constant_p(y) && y == (T)0.5)                                                        \
+            return x == -__builtin_inf##suffix() ? -x : __builtin_sqrt##suffix(x) + (T)0;                  \
+        return __builtin_pow##suffix(x, y);                                                                \
+    }
+D_POW(float, f)
+D_POW(double, )
 
 #endif

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dcir.ir.loop_nest_builder import Expr
 from dcir.ops.lowering import INT_TO_FLOAT, Lowering, Ref
-from dcir.ops.registry import operator
-from dcir.ops.samples import binary
+from dcir.ops.registry import Sample, operator
+from dcir.ops.samples import binary, rand
 
 
 def _scaled(x: Expr, alpha: Any) -> Expr:
     return x if alpha == 1 else x * alpha
 
 
-@operator("aten.add.Tensor", "aten.add.Scalar", samples=binary())
+def _sums() -> Iterable[Sample]:
+    yield from binary()()
+    a, b = rand(3, 5) > 0, rand(5, seed=1) > 0
+    for alpha in (True, False):
+        yield Sample((a, b), {"alpha": alpha}, name=f"bools, {alpha}")
+
+
+@operator("aten.add.Tensor", "aten.add.Scalar", samples=_sums)
 def add(ctx: Lowering, a: Any, b: Any, *, alpha: Any = 1) -> Ref:
-    """a + alpha * b; logical or for bools."""
+    """a + alpha * b; logical or for bools, of which a factor of False leaves the second out."""
     if ctx.out.dtype == "bool":
-        return ctx.pointwise(lambda x, y: x | y, a, b)
+        return ctx.pointwise(lambda x, y: x | y if alpha else x, a, b)
     return ctx.pointwise(lambda x, y: x + _scaled(y, alpha), a, b)
 
 

@@ -28,6 +28,9 @@ def native_dropout(ctx: Lowering, x: Ref, p: float, train: bool | None) -> tuple
     mask = ctx.result(1)
     if train is False:
         return x, ctx.full(1, mask)
+    if p == 1:  # nothing is left to chance, and torch draws nothing
+        ctx.full(0, mask)
+        return ctx.pointwise(lambda v: v * 0.0, x), mask
     if not is_contiguous(mask.shape, mask.strides):
         raise NotNative("a mask drawn in another order than it is stored")
     if x.numel:
@@ -38,5 +41,5 @@ def native_dropout(ctx: Lowering, x: Ref, p: float, train: bool | None) -> tuple
             "aten.bernoulli.p", (("t", 0), ("v", 1.0 - p)), (), (window,), ((mask.shape, mask.strides, "bool"),)
         )
         ctx.draw(spec, [like], [mask])
-    scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
+    scale = 1.0 / (1.0 - p)
     return ctx.pointwise(lambda v, m: v * m * scale, x, mask), mask

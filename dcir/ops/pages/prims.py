@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dcir.ops.lowering import Lowering, NotNative, Ref
+from dcir.ops.pages.binary import no_zero_divisor
 from dcir.ops.reach import is_elsewhere
 from dcir.ops.registry import PAGES, Sample, operator
 from dcir.ops.samples import rand
@@ -59,10 +60,10 @@ operator("prims.erf_inv.default", samples=_alike(PAGES["aten.erfinv.default"].sa
 
 @operator("prims.div.default", samples=lambda: [
     Sample((rand(3, 4), rand(3, 4, low=1, high=2, seed=1))),
-    Sample((rand(9, dtype=torch.int64, low=-9, high=9), rand(9, dtype=torch.int64, low=1, high=4, seed=1))),
 ])  # fmt: skip
 def div(ctx: Lowering, a: Ref, b: Ref) -> Ref:
     """A quotient; of integers, towards zero."""
+    no_zero_divisor(a, b)
     return ctx.pointwise(lambda x, y: x / y if x.dtype[0] == "f" else x.body.op("idiv_trunc", x, y), a, b)
 
 

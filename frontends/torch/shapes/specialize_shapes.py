@@ -249,7 +249,8 @@ def kind_of_call(
     """
     return (
         torch.is_grad_enabled(),
-        tuple(args[i].item() for i in floats),
+        # As text, in which -0.0 is not 0.0 and NaN equals itself.
+        tuple(repr(args[i].item()) for i in floats),
         tuple(
             (tuple(a.shape[i in but :]), tuple(a.stride()), a.dtype, a.requires_grad)
             if isinstance(a, torch.Tensor)
