@@ -144,11 +144,13 @@ class Lowering:
         origin: place in the user's model, for reports.
         storage: of a view operator's first argument, where known.
         given: its arguments as a graph has them: what is no number there, where one belongs, follows from the sizes of inputs.
+        inside: whether it is in a body of a loop or a branch, all of which runs through torch where one operator of it does.
         drawn: calls into torch that are no lack of generated code: chance is eager's only where torch draws it.
     """
 
     def __init__(self, net: Network) -> None:
         self.net = net
+        self.inside = False
         self.drawn: set[Op] = set()
         self.storage: Storage | None = None
         self.given: tuple[Any, ...] = ()

@@ -135,6 +135,7 @@ class _Importer:
         """A graph as a network of its own (see ``regions.Importer``)."""
         inner = _Importer(gm, GraphContext(), given)
         inner.layouts = results
+        inner.ctx.inside = True
         inner.net.origins = self.net.origins
         self._run_inside(inner)
         net = inner.net

@@ -106,14 +106,17 @@ def _ordered(*, scalar_first: bool = False) -> Callable[[], Iterable[Sample]]:
     return make
 
 
-def no_zero_divisor(a: Any, b: Any) -> None:
+def no_zero_divisor(ctx: Lowering, a: Any, b: Any) -> None:
     """Leave to torch what it may raise an error for: integers by zero, or by a tensor that may hold one.
 
-    On GPUs torch's kernels raise none, and leave the result open.
+    On GPUs torch's kernels raise none, and leave the result open. In a body a quotient by a tensor stays, and is 0 where that is 0: the
+    whole loop would run through torch.
 
     Raises:
         NotNative: an integer quotient or remainder whose divisor is no number other than zero, on a CPU.
     """
+    if isinstance(b, Ref) and ctx.inside:
+        return
     if device() == "cpu" and (isinstance(b, Ref) or b == 0) and result_type(a, b) in INTEGERS:
         raise NotNative("torch's error for integers divided by zero")
 
@@ -122,7 +125,7 @@ def _two_ways(name: str, integers: str | None = None) -> Callable[..., Ref]:
     def page(ctx: Lowering, a: Any, b: Any) -> Ref:
         """One scalar operator, in the common type."""
         numeric(ctx, a, b)
-        no_zero_divisor(a, b)
+        no_zero_divisor(ctx, a, b)
         return ctx.pointwise(lambda x, y: call(name if x.dtype[0] == "f" else integers or name, x, y), a, b)
 
     return page
@@ -148,7 +151,7 @@ def div_mode(ctx: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> Ref
     if rounding_mode is None:
         return ctx.pointwise(lambda x, y: x / y, a, b, kind=INT_TO_FLOAT)
     numeric(ctx, a, b)
-    no_zero_divisor(a, b)
+    no_zero_divisor(ctx, a, b)
     if result_type(a, b) in INTEGERS:
         return ctx.pointwise(scalar("idiv_floor" if rounding_mode == "floor" else "idiv_trunc"), a, b)
     return ctx.pointwise(scalar("floor_div") if rounding_mode == "floor" else lambda x, y: call("trunc", x / y), a, b)

@@ -63,7 +63,7 @@ operator("prims.erf_inv.default", samples=_alike(PAGES["aten.erfinv.default"].sa
 ])  # fmt: skip
 def div(ctx: Lowering, a: Ref, b: Ref) -> Ref:
     """A quotient; of integers, towards zero."""
-    no_zero_divisor(a, b)
+    no_zero_divisor(ctx, a, b)
     return ctx.pointwise(lambda x, y: x / y if x.dtype[0] == "f" else x.body.op("idiv_trunc", x, y), a, b)
 
 

@@ -413,6 +413,14 @@ def test_bodies_with_random_numbers_run_in_pytorch(name: str, train: bool) -> No
     assert {op for op, _ in fast.dcir.explain().fallbacks} == {f"higher_order.{name}"}
 
 
+def test_quotients_of_integers_stay_in_bodies() -> None:
+    """They run through torch elsewhere, for the error of a zero divisor; here all of the loop would."""
+    fast = dcir.optimize(lambda x, y: times(Torch, 3, lambda i, x, y: [x // y + i, y % 5 + 1], x, y)[0])
+    x, y = torch.arange(7, 400, 9), torch.arange(1, 45)
+    torch.testing.assert_close(fast(x, y), times(Plain, 3, lambda i, x, y: [x // y + i, y % 5 + 1], x, y)[0])
+    check_whole(fast)
+
+
 def test_a_python_number_is_handed_on_in_pytorch() -> None:
     fast = dcir.optimize(lambda x: while_loop(lambda n, x: n < 4, lambda n, x: (n + 1, x * 0.5 + n), (0, x))[1])
     x = torch.randn(2, 3)

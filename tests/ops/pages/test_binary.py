@@ -11,7 +11,8 @@ import torch
 import dcir
 from dcir.errors import FallbackFailed
 from dcir.frontends.torch.importer import import_graph
-from dcir.ops.lowering import NotNative, Ref
+from dcir.ir.network import Network
+from dcir.ops.lowering import Lowering, NotNative, Ref
 from dcir.ops.pages.binary import no_zero_divisor
 from dcir.ops.reach import on_device
 from tests.harness import graph_of
@@ -43,11 +44,11 @@ def test_what_may_divide_by_zero(name: str) -> None:
 
 
 def test_gpus_raise_no_error() -> None:
-    ref = Ref("x", (3,), (1,), 0, "i64")
+    ctx, ref = Lowering(Network()), Ref("x", (3,), (1,), 0, "i64")
     with pytest.raises(NotNative):
-        no_zero_divisor(ref, ref)
+        no_zero_divisor(ctx, ref, ref)
     with on_device("cuda"):
-        no_zero_divisor(ref, ref)
+        no_zero_divisor(ctx, ref, ref)
 
 
 @pytest.mark.parametrize(
