@@ -29,6 +29,10 @@ class NotNative(Exception):
     """A page's lowering does not cover these arguments; the operator runs through torch instead."""
 
 
+class LeftToTorch(NotNative):
+    """The operator is torch's by intent, for an error that torch alone raises: no lack of generated code."""
+
+
 @dataclass(frozen=True)
 class Meta:
     """Shape, strides and element type of a result, as fake tensors tell."""
@@ -145,7 +149,8 @@ class Lowering:
         storage: of a view operator's first argument, where known.
         given: its arguments as a graph has them: what is no number there, where one belongs, follows from the sizes of inputs.
         inside: whether it is in a body of a loop or a branch, all of which runs through torch where one operator of it does.
-        drawn: calls into torch that are no lack of generated code: chance is eager's only where torch draws it.
+        drawn: calls into torch that are no lack of generated code: chance is eager's only where torch draws it, an error where it
+            raises one.
     """
 
     def __init__(self, net: Network) -> None:

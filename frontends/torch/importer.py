@@ -24,7 +24,7 @@ from dcir.ir.network import Network, Result, contiguous
 from dcir.ir.origins import Numbers
 from dcir.ops.library.subgraphs import Subgraph
 from dcir.ops.library.torch_call import TorchCall, calls_graphs, pack
-from dcir.ops.lowering import Lowering, Meta, NotNative, Ref, Storage
+from dcir.ops.lowering import LeftToTorch, Lowering, Meta, NotNative, Ref, Storage
 from dcir.ops.reach import QUANTISED
 from dcir.ops.registry import HIGHER_ORDER, pages
 
@@ -299,9 +299,13 @@ class _Importer:
             self.ctx.given = node.args
             try:
                 return page.lower(self.ctx, *args, **kwargs)
-            except NotNative:
+            except NotNative as e:
                 for op in self.net.ops()[before:]:
                     self.net.remove_op(op, into=())
+                if isinstance(e, LeftToTorch):
+                    made = self._through_torch(node, node.target, val, args, kwargs)
+                    self.ctx.drawn.add(self.net.ops()[-1])
+                    return made
         return self._through_torch(node, node.target, val, args, kwargs)
 
     def _storage(self, node: fx.Node) -> Storage | None:

@@ -10,7 +10,7 @@ import torch
 
 from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.types import FLOATS, INTEGERS
-from dcir.ops.lowering import INT_TO_FLOAT, Lowering, NotNative, Ref
+from dcir.ops.lowering import INT_TO_FLOAT, LeftToTorch, Lowering, NotNative, Ref
 from dcir.ops.pages.pointwise import Fn, call, const, maximum, numeric, result_type, scalar, where
 from dcir.ops.reach import device
 from dcir.ops.registry import Sample, operator
@@ -54,7 +54,7 @@ def pow_number(ctx: Lowering, x: Ref, exponent: Any) -> Ref:
         raise NotNative("complex numbers")
     numeric(ctx, x, exponent)
     if exponent < 0 and ctx.out.dtype in INTEGERS:
-        raise NotNative("torch's error for integers to negative powers")
+        raise LeftToTorch("torch's error for integers to negative powers")
     if exponent == 0:
         return ctx.full(1, ctx.result())
     if exponent == 1 and ctx.out.dtype == x.dtype:
@@ -113,12 +113,12 @@ def no_zero_divisor(ctx: Lowering, a: Any, b: Any) -> None:
     whole loop would run through torch.
 
     Raises:
-        NotNative: an integer quotient or remainder whose divisor is no number other than zero, on a CPU.
+        LeftToTorch: an integer quotient or remainder whose divisor is no number other than zero, on a CPU.
     """
     if isinstance(b, Ref) and ctx.inside:
         return
     if device() == "cpu" and (isinstance(b, Ref) or b == 0) and result_type(a, b) in INTEGERS:
-        raise NotNative("torch's error for integers divided by zero")
+        raise LeftToTorch("torch's error for integers divided by zero")
 
 
 def _two_ways(name: str, integers: str | None = None) -> Callable[..., Ref]:
