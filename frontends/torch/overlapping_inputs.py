@@ -161,7 +161,7 @@ def overlap(args: Sequence[Any]) -> bool:
     spans = []
     for a in args:
         if _has_memory(a) and (at := a.data_ptr()):
-            spans.append((at, at + (a.nbytes if a.is_contiguous() else _reach(a))))
+            spans.append((at, at + (a.nbytes if a.is_contiguous() else reach(a))))
     spans.sort()
     return any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))
 
@@ -172,7 +172,7 @@ def _has_memory(a: Any) -> bool:
     return plain and a.layout is torch.strided and not a.is_nested and not isinstance(a, FakeTensor)
 
 
-def _reach(t: torch.Tensor) -> int:
+def reach(t: torch.Tensor) -> int:
     """Bytes from the first to behind the last element of a tensor."""
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return int((last + 1) * t.itemsize)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dcir.errors import Unsupported
+from dcir.frontends.torch.overlapping_inputs import reach
 
 _ADDRESS = Tensor.data_ptr
 
@@ -50,9 +51,7 @@ class Apart:
 def _near(tensors: Sequence[Tensor], addresses: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of tensors whose first to last bytes overlap."""
     spans = sorted(
-        (at, at + _reach(t) * t.itemsize, i)
-        for i, (t, at) in enumerate(zip(tensors, addresses, strict=True))
-        if t.numel()
+        (at, at + reach(t), i) for i, (t, at) in enumerate(zip(tensors, addresses, strict=True)) if t.numel()
     )
     found: list[tuple[int, int]] = []
     open_: list[tuple[int, int]] = []
@@ -63,11 +62,6 @@ def _near(tensors: Sequence[Tensor], addresses: Sequence[int]) -> list[tuple[int
     return found
 
 
-def _reach(t: Tensor) -> int:
-    """Elements from its first to behind its last one."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-
-
 def _meet(a: Tensor, b: Tensor) -> bool:
     """Whether tensors whose spans overlap have an element in common: columns of a matrix need not."""
     size, first = a.itemsize, min(a.data_ptr(), b.data_ptr())
@@ -75,7 +69,7 @@ def _meet(a: Tensor, b: Tensor) -> bool:
     if b.itemsize != size or any(start % size for start in starts):
         return True
     offsets = [start // size for start in starts]
-    taken = torch.zeros(max(o + _reach(t) for o, t in zip(offsets, (a, b), strict=True)), dtype=torch.bool)
+    taken = torch.zeros(max(o + reach(t) // size for o, t in zip(offsets, (a, b), strict=True)), dtype=torch.bool)
     parts = [taken.as_strided(t.shape, t.stride(), o) for o, t in zip(offsets, (a, b), strict=True)]
     parts[0].fill_(1)
     return bool(parts[1].any())
