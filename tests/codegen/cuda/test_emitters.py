@@ -12,12 +12,20 @@ from dcir.codegen.cuda.emitters import plan_of
 from dcir.codegen.cuda.launch import CudaPlan
 from dcir.frontends.torch.importer import import_graph
 from dcir.ir.refusal import Refusal
-from dcir.ops.registry import pages
+from dcir.ops.pages import binary
+from dcir.ops.registry import Sample, pages
 from tests.codegen.cuda.nests import layer_norm, softmax
 from tests.codegen.cuda.samples import Case, case_of, launches_of, run_case
 from tests.codegen.cuda.twin import Twin
 from tests.harness import fits, graph_of
 
+DIVIDING: list[tuple[str, dict[str, str]]] = [
+    ("aten.floor_divide.default", {}),
+    ("aten.remainder.Tensor", {}),
+    ("aten.fmod.Tensor", {}),
+    ("aten.div.Tensor_mode", {"rounding_mode": "trunc"}),
+    ("aten.div.Tensor_mode", {"rounding_mode": "floor"}),
+]
 PARTS = 4
 EVERY = 6
 """One page in so many, with all kinds of samples among them."""
@@ -41,6 +49,22 @@ def _cases(part: int) -> list[Case]:
 def test_samples_of_operators_agree_with_their_references(part: int, tmp_path: Path) -> None:
     cases = _cases(part)
     assert len(cases) > 20
+    twin = Twin(launches_of(cases), tmp_path)
+    wrong = [text for case in cases if (text := run_case(case, twin))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_integers_divided_by_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CPUs leave to torch for its error has kernels on GPUs: all signs and remainders, but no zero: those torch leaves open."""
+    monkeypatch.setattr(binary, "device", lambda: "cuda")  # of tensors that are on the CPU
+    divisors = torch.tensor([-7, -3, -1, 1, 2, 5])
+    cases = []
+    for name, kwargs in DIVIDING:
+        for dtype in (torch.int64, torch.int32, torch.int8):
+            a, b = torch.arange(-20, 21, dtype=dtype)[:, None], divisors.to(dtype)
+            case = case_of(pages()[name], Sample((a, b), kwargs), f"{name} {kwargs} {dtype}")
+            assert case is not None and not case.refused, case
+            cases.append(case)
     twin = Twin(launches_of(cases), tmp_path)
     wrong = [text for case in cases if (text := run_case(case, twin))]
     assert not wrong, "\n".join(wrong)
