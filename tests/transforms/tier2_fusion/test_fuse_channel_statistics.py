@@ -58,6 +58,8 @@ CASES = [
     (2, 20, 12, 13, 36, 3, 1, 1),
     (2, 48, 10, 9, 48, 3, 2, 1),
     (2, 40, 9, 17, 40, 3, 1, 40),
+    (2, 40, 9, 17, 40, 1, 1, 40),
+    (2, 7, 9, 8, 7, 1, 2, 7),
     (2, 21, 8, 15, 21, 3, 1, 21),
     (2, 7, 9, 8, 7, 3, 2, 7),
     (1, 48, 14, 14, 48, 5, 1, 48),
@@ -177,6 +179,15 @@ def test_equal_runs_give_equal_bits() -> None:
     done = fused(fn, inputs, FuseProducers(), FuseSiblings(min_bytes=1))[2]
     first, second = run_cpp(done, inputs), run_cpp(done, inputs)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_tiles_add_vectors_of_channels_only() -> None:
+    """Vectors along pixels, as of a product of one column, would add them to neighbouring channels."""
+    inputs = [images(2, 24, 9, 11), images(40, 24, 1, 1).contiguous()]
+    (spec,) = summed(fused(lambda x, w: statistics(x, w, 1, 1), inputs, FuseProducers(), FuseSiblings(min_bytes=1))[0])
+    program = spec.whole_epilogue()
+    assert Epilogue(program, "f32", 2, 1).adds_vectors and Epilogue(program, "f32", 2, 1, 3).adds_vectors
+    assert not Epilogue(program, "f32", 2, 3).adds_vectors and not Epilogue(program, "f32", 2, 3, 1).adds_vectors
 
 
 def test_a_convolution_in_planes_is_left_alone() -> None:

@@ -78,8 +78,10 @@ def summed_draft(spec: ConvolutionStatisticsSpec, isa: Isa, threads: int) -> Dra
     if not supports_convolution(product):
         return None
     draft = _draft(product, isa, threads)
-    # Sums are added vector by vector: a statement without that form (a sigmoid) leaves them to a kernel of their own.
-    return draft if draft.sums and draft.epilogue is not None and draft.epilogue.simple else None
+    # Sums are added vector by vector: a statement without that form (a sigmoid), or vectors along something else than channels, leave
+    # them to a kernel of their own.
+    adds = draft.sums and draft.epilogue is not None and draft.epilogue.simple and draft.epilogue.adds_vectors
+    return draft if adds else None
 
 
 def _stores_from_tiles(spec: ConvolutionSpec) -> bool:

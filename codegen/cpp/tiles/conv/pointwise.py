@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import channels_refusal
 from dcir.codegen.cpp.tiles.conv.problem import ConvolutionProblem, flat, is_pointwise
 from dcir.codegen.cpp.tiles.emit import Draft, lanes, round_up
 from dcir.codegen.cpp.tiles.gemm.gemm import gemm_draft
@@ -97,5 +98,11 @@ def _columns_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     return replace(draft, name=name, swapped=not draft.swapped)
 
 
-POINTWISE_ROWS = Method("pointwise rows", _rows_draft, refusal=lambda p, isa, threads: rows_refusal(p))
+def _rows_method_refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
+    if not p.panel and channels_refusal(p) is None:
+        return Refusal("a product of one column for each of the channels, along which vectors can run")
+    return rows_refusal(p)
+
+
+POINTWISE_ROWS = Method("pointwise rows", _rows_draft, refusal=_rows_method_refusal)
 POINTWISE_COLUMNS = Method("pointwise columns", _columns_draft, refusal=_columns_refusal)

@@ -90,6 +90,12 @@ class Epilogue:
         return len(found) * pitch(self.program) if found else 0
 
     @property
+    def adds_vectors(self) -> bool:
+        """Whether every sum takes a vector to neighbours, from every row to the same ones, as ``epilogue/sums.py`` adds them."""
+        steps = [s.strides for s in sums_of(self.program)]
+        return all(s[self.vector] == 1 and (self.row < 0 or s[self.row] == 0) for s in steps)
+
+    @property
     def may_update(self) -> bool:
         """Whether a result may lie where an operand does (``ir/updates.py``): no element must be finished twice then."""
         p = self.program

@@ -20,6 +20,10 @@ class TileEpilogue(Protocol):
         """Elements of a job's sums."""
 
     @property
+    def adds_vectors(self) -> bool:
+        """Whether every sum takes a vector to neighbours, from every row to the same ones."""
+
+    @property
     def simple(self) -> bool:
         """Whether every statement that varies has a form for vectors, or is a sum's."""
 

@@ -12,6 +12,7 @@ from dcir.codegen.cpp.tiles.conv.conv import plan_convolution
 from dcir.codegen.cpp.tiles.conv.nhwc import NHWC
 from dcir.codegen.cpp.tiles.conv.nhwc_layout import nhwc_layout
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import Kind, reach
+from dcir.codegen.cpp.tiles.conv.pointwise import POINTWISE_ROWS
 from dcir.codegen.cpp.tiles.conv.problem import forward_problem
 from dcir.ir.loop_nest_builder import LoopNestBuilder
 from dcir.ir.network import contiguous
@@ -204,3 +205,14 @@ def test_refuses_other_forms():
     assert not NHWC.suits(forward_problem(apart), ISAS["avx512"])
     assert not NHWC.suits(replace(problem, bias=True), ISAS["avx512"])
     assert not NHWC.suits(replace(problem, panel=24), ISAS["avx512"])
+
+
+def test_channels_that_are_scaled_one_by_one_are_no_products():
+    scaled = forward_problem(
+        spec_of((2, 24, 1, 1, (8, 9), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1)), "f32", "last", "last", "none", "plain")
+    )
+    assert not POINTWISE_ROWS.suits(scaled, ISAS["avx512"])
+    mixed = forward_problem(
+        spec_of((2, 1, 24, 24, (8, 9), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1)), "f32", "last", "last", "none", "plain")
+    )
+    assert POINTWISE_ROWS.suits(mixed, ISAS["avx512"])
