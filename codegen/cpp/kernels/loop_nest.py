@@ -13,6 +13,7 @@ from dcir.codegen.cpp.kernels.loop_nest_schedule import schedule
 from dcir.codegen.cpp.kernels.loop_nest_statements import identity
 from dcir.codegen.cpp.scalar_ops import CPP_TYPE, SCALAR_OPS
 from dcir.codegen.plan import KernelPlan, Phase
+from dcir.codegen.schedule import Sweep
 from dcir.codegen.symbolic import usual
 from dcir.cost.machine import Machine
 from dcir.ir.loop_forms import collapse, drop_roundings, drop_unit_loops, order_loops
@@ -96,10 +97,17 @@ class _Emitter(Reductions):
                 continue
             if self.checked:
                 self.take_out(list(sweep.stores), last)
+
+            def row(sweep: Sweep = sweep) -> None:
+                if sweep.vector:
+                    self.simd([])
+                self.loop(last, bounds[1], bounds[0])
+                self.compute(sweep.stores)
+                self.close()
+
             if sweep.vector:
-                self.simd([])
-            self.loop(last, bounds[1], bounds[0])
-            self.compute(sweep.stores)
-            self.close()
+                self.apart(sweep.stores, last, row)
+            else:
+                row()
         for _ in range(opened):
             self.close()

@@ -131,10 +131,12 @@ class Reductions(Statements):
             self.loop(d, p.dims[d])
         if block is not None:
             self._open_blocks(block)
-        if width:
-            self._row_blocks(inner[-1], width, stores, reduces)
-        else:
-            names = {r: f"part{r}" if r in sums else f"v{r}" for r in reduces}
+        names = {r: f"part{r}" if r in sums else f"v{r}" for r in reduces}
+
+        def row() -> None:
+            if width:
+                self._row_blocks(inner[-1], width, stores, reduces)
+                return
             if inner and not along:
                 kinds = {r: self.reduction(r).kind for r in reduces}
                 partial = [(_OMP[kind], names[r]) for r, kind in kinds.items() if kind in _OMP]
@@ -145,6 +147,11 @@ class Reductions(Statements):
                 self.open("")
             self.compute(stores, reduces, names.__getitem__)
             self.close()
+
+        if sweep.vector and inner and not along:
+            self.apart([*stores, *reduces], inner[-1], row)
+        else:
+            row()
         if block is not None:
             self.close()
             self.line(" ".join(f"v{r} += part{r};" for r in sums))
@@ -226,7 +233,7 @@ class Reductions(Statements):
         s = self.reduction(r)
         kind, dtype = s.kind, self.p.body[s.args[0]].dtype
         if s.is_place:
-            self.line(f"{CPP_TYPE[dtype]} best{r}{size}; long long v{r}{size};")
+            self.line(f"{CPP_TYPE[dtype]} best{r}{size}; {self.place_type()} v{r}{size};")
         else:
             self.line(f"{CPP_TYPE[dtype if kind not in ('any', 'all') else 'bool']} v{r}{size};")
         if not size:
@@ -259,10 +266,14 @@ class Reductions(Statements):
             self.loop(inner[-1], p.dims[inner[-1]])
         else:
             self.open("")
-        self._lanes_of_columns()
-        self.compute(stores, reduces, lambda r: f"{'part' if r in sums else 'v'}{r}[l]")
-        self.inside = ""
-        self.close()
+
+        def lanes() -> None:
+            self._lanes_of_columns()
+            self.compute(stores, reduces, lambda r: f"{'part' if r in sums else 'v'}{r}[l]")
+            self.inside = ""
+            self.close()
+
+        self.apart([*stores, *reduces], self.n_outer - 1, lanes)
         self.close()
         if block is not None:
             self.open("for (int l = 0; l < W; l++)")

@@ -33,6 +33,7 @@ from dcir.ops.library.scatter import ScatterSpec, unambiguous
 SERIAL_POINTS = 8192
 # Neighbouring elements that stay in one job: a few cache lines.
 BLOCK = 64
+LINE = 16
 
 
 @planner(ScatterSpec, any_size=True)
@@ -79,11 +80,15 @@ class _Writes:
         self.functions = ""
         self.along_vector = False
         self.owned = max(range(len(spec.index_steps)), key=lambda i: usual(spec.index_steps[i]))
-        self.first = 0 if spec.base is None else 1  # operand number of the source
+        self.first = spec.first
         rank = len(spec.dims)
         clear = _clear(spec)
         free = [d for d in range(rank) if clear and spec.to[d] and most(spec.dims[d]) > 1]
         self.vector = free[-1] if free and spec.to[free[-1]] == 1 else None
+        block = BLOCK
+        if self.vector is None and (along := [d for d in free if spec.source[d] == 1]):
+            # Channels side by side into planes: what is read lies together, and each plane's line stays for its next elements.
+            self.vector, block = along[0], LINE
         points, threads = usual(math.prod(spec.dims)), max(machine.threads, 1)
         self.prefix: list[int] = []
         self.jobs, self.tiles, self.owners = 1, 1, 1
@@ -94,7 +99,7 @@ class _Writes:
                     self.jobs *= spec.dims[d]
             jobs = usual(self.jobs)
             if self.vector is not None and jobs < 4 * threads:
-                self.tiles = max(1, min(-(-4 * threads // jobs), usual(spec.dims[self.vector]) // BLOCK))
+                self.tiles = max(1, min(-(-4 * threads // jobs), usual(spec.dims[self.vector]) // block))
             if jobs * self.tiles < threads and clear:
                 self.owners = min(threads, least(spec.extents[self.owned]))
         # Free loops outside the others, so that neighbouring writes meet in cache; the vector inside.
@@ -169,7 +174,7 @@ class _Writes:
     def loop(self, d: int, placed: set[int]) -> None:
         """Open a loop."""
         spec, (low, high) = self.spec, self.bounds(d)
-        if d == self.vector and len(placed) == len(spec.indices):
+        if d == self.vector and spec.to[d] == 1 and len(placed) == len(spec.indices):
             self.line("#pragma omp simd")
             self.along_vector = True
         self.open(f"for (long long i{d} = {low}; i{d} < {high}; i{d}++)")

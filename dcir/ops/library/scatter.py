@@ -90,6 +90,11 @@ class ScatterSpec(Operator):
 
     kind = "scatter"
 
+    @property
+    def first(self) -> int:
+        """The source's number among the inputs."""
+        return 0 if self.base is None else 1
+
     def footprint(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Distinct bytes of base, source, indices and result."""
 

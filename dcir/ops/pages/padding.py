@@ -10,7 +10,8 @@ import torch
 
 from dcir.ir.loop_nest_builder import Expr
 from dcir.ir.many_sizes import many_sizes
-from dcir.ir.types import compute_type
+from dcir.ir.types import HALVES, compute_type
+from dcir.ops.library.scatter import Index, scatter
 from dcir.ops.lowering import Kernel, Lowering, Ref
 from dcir.ops.pages.movement import real, window
 from dcir.ops.pages.moving_edges import hidden
@@ -170,8 +171,26 @@ def _mirrored_gradient(ctx: Lowering, grad: Ref, x: Ref, pad: Sequence[int]) -> 
 
 
 def _clamped_gradient(ctx: Lowering, grad: Ref, x: Ref, pad: Sequence[int]) -> Ref:
-    """A reduction over the window of padded positions that may show an element; the mask keeps those that do."""
+    """Every padded position adds to the element that it shows; of half types sums over the positions that may, in float32."""
     real(ctx)
+    dst, n = ctx.result(), len(pad) // 2
+    lead = len(x.shape) - n
+    if dst.dtype in HALVES:
+        return _clamped_window(ctx, grad, x, pad)
+    places = []
+    for d, low in zip(range(lead, len(x.shape)), _low_ends(pad), strict=True):
+        table = ctx.new((grad.shape[d],), "i64")
+        k = ctx.kernel(table.shape)
+        k.store(table, _clamp(k, k.body.index(0) - low, x.shape[d] - 1))
+        k.done()
+        strides = tuple(int(e == d) for e in range(len(grad.shape)))
+        places.append(Index(table, strides, x.shape[d], dst.strides[d]))
+    to = (*dst.strides[:lead], *(0,) * n)
+    return scatter(ctx, 0.0, dst, "add", grad, places, dims=grad.shape, to=to, strides=grad.strides)
+
+
+def _clamped_window(ctx: Lowering, grad: Ref, x: Ref, pad: Sequence[int]) -> Ref:
+    """A reduction over the window of padded positions that may show an element; the mask keeps those that do."""
     dst, n = ctx.result(), len(pad) // 2
     lead, rank = len(x.shape) - n, len(x.shape)
     high = [pad[i] for i in range(len(pad) - 1, 0, -2)]

@@ -55,7 +55,7 @@ def guarded_state(code: CodeType, scope: Mapping[str, Any]) -> GuardedState | No
         return None
     manager = entries[0].guard_manager
     node = _subtree(manager.root)
-    if node is None or not _only_dictionaries(node):
+    if node is None:
         return None
     contents = _Contents(scope)
     if not contents.read(node):
@@ -74,29 +74,33 @@ def _subtree(root: Any) -> Any:
     return None
 
 
-def _only_dictionaries(node: Any) -> bool:
-    """Whether a subtree changes through dictionaries alone, classes aside: what looks at those stays a guard.
+def _below(node: Any) -> list[Any]:
+    """The nodes that a node leads to."""
+    if type(node).__name__ == "DictGuardManager":
+        return [m for pair in node.get_key_value_managers().values() for m in pair if m is not None]
+    return list(node.get_child_managers())
 
-    Dynamo's own mark asks for classes that cannot change too, which those that call ``super()`` are not.
+
+def _parts(node: Any) -> tuple[bool, list[tuple[Any, bool]]]:
+    """Whether what a node is can be noted, and of each node that it leads to whether the way there changes through dictionaries alone.
+
+    Those are modules, dictionaries, and what Dynamo has marked. Functions, lists and the like are not: who asks them has to ask again.
+    Dynamo's own mark asks for classes that cannot change too, which those that call ``super()`` are not; what looks at classes stays a
+    guard anyhow.
     """
     from torch._C._dynamo import guards
 
+    below = _below(node)
+    if isinstance(node, guards.DictGuardManager) or node.is_tag_safe():
+        return True, [(m, True) for m in below]
     kind = node.get_type_of_guarded_value()
-    if node.is_tag_safe():
-        return True
-    if isinstance(node, guards.DictGuardManager):
-        return all(
-            _only_dictionaries(m) for pair in node.get_key_value_managers().values() for m in pair if m is not None
-        )
-    pairs = list(zip(node.get_accessors(), node.get_child_managers(), strict=True))
     if issubclass(kind, torch.nn.Module):
-        pairs = [(a, m) for a, m in pairs if not isinstance(a, guards.TypeGuardAccessor)]
-        known: type = guards.GetGenericDictGuardAccessor
-    else:
+        known: Any = guards.GetGenericDictGuardAccessor | guards.TypeGuardAccessor
+    elif issubclass(kind, dict):
         known = guards.DictGetItemGuardAccessor
-    return issubclass(kind, torch.nn.Module | dict) and all(
-        isinstance(a, known) and _only_dictionaries(m) for a, m in pairs
-    )
+    else:
+        return False, []
+    return True, [(m, isinstance(a, known)) for a, m in zip(node.get_accessors(), below, strict=True)]
 
 
 class _Contents:
@@ -116,13 +120,11 @@ class _Contents:
 
     def read(self, node: Any) -> bool:
         """Take in a subtree; False if something in it is nothing that can be noted."""
-        from torch._C._dynamo.guards import DictGuardManager
-
         source, kind = node.get_source(), node.get_type_of_guarded_value()
-        if isinstance(node, DictGuardManager):
-            below = [m for pair in node.get_key_value_managers().values() for m in pair if m is not None]
-        else:
-            below = node.get_child_managers()
+        noted, below = _parts(node)
+        if not noted:
+            self._keep(node)
+            return True
         if source.startswith(_CLASSES):
             self.kept.add(source)
         elif issubclass(kind, dict | torch.Tensor):
@@ -133,11 +135,20 @@ class _Contents:
                 self.tensors[id(value)] = value
             else:
                 return False
-        if not all(map(self.read, below)):
-            return False
-        if any(m.get_source() in self.kept for m in below):
+        for m, through in below:
+            if not through:
+                self._keep(m)
+            elif not self.read(m):
+                return False
+        if any(m.get_source() in self.kept for m, _ in below):
             self.kept.add(source)
         return True
+
+    def _keep(self, node: Any) -> None:
+        """Leave a node, and all below it, to Dynamo's guards."""
+        self.kept.add(node.get_source())
+        for m in _below(node):
+            self._keep(m)
 
     def at(self, source: str) -> Any:
         """The value at a source, or None where the source is something else than attributes and items."""

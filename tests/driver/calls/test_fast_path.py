@@ -1,12 +1,15 @@
 """Repeated calls take the short way, and every change that could matter sends them the long way, with eager's results."""
 
+import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -503,3 +506,69 @@ def test_the_old_weights_are_let_go(short: list[bool]) -> None:
 
 def test_functions_have_one_order() -> None:
     assert native.FUNCTIONS == watch._FUNCTIONS and native.LARGEST_RANK == watch._LARGEST_RANK
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Functions(nn.Module):
+    """Holds what is neither a module nor a dictionary: Dynamo's guards ask it itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shift = [1.0]
+        self.linear = nn.Linear(8, 8)
+        self.activation = F.relu
+        self.own = types.FunctionType(scaled.__code__, scaled.__globals__)
+        self.closed = lambda x: x + shift[0]
+        self.shift = shift
+        self.partial = functools.partial(torch.add, alpha=2)
+        self.sizes = [2, 4]
+        self.parts = {"first": [torch.sin, torch.cos]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.closed(self.own(self.activation(self.linear(x)))) * self.sizes[1]
+        return self.parts["first"][0](self.partial(y, x))
+
+
+def another_function(m: Any) -> None:
+    m.activation = torch.tanh
+
+
+def other_code(m: Any) -> None:
+    m.own.__code__ = (lambda x: x * 3).__code__
+
+
+def in_a_closure(m: Any) -> None:
+    m.shift[0] = 2.0
+
+
+def other_arguments(m: Any) -> None:
+    m.partial = functools.partial(torch.add, alpha=3)
+
+
+def in_a_list(m: Any) -> None:
+    m.sizes[1] = 5
+
+
+def deep_in_a_list(m: Any) -> None:
+    m.parts["first"][0] = torch.cos
+
+
+@pytest.mark.parametrize(
+    "change",
+    [another_function, other_code, in_a_closure, other_arguments, in_a_list, deep_in_a_list],
+    ids=lambda f: f.__name__,
+)
+@torch.no_grad()
+def test_functions_and_lists_of_a_module_are_asked(change: Callable[[Any], None], short: list[bool]) -> None:
+    m, x = Functions().eval(), torch.randn(3, 8)
+    fast = warm(m, x)
+    assert short[-1]
+    for module in (m, fast) if change in (another_function, other_arguments) else (m,):
+        change(module)
+    del short[:]
+    for _ in range(3):
+        same(fast, m, x)
+    assert not short[0]

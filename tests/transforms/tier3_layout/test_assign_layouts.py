@@ -20,6 +20,7 @@ from dcir.isa import host_isa
 from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.epilogue import first_store
 from dcir.ops.library.packing import panel_width
+from dcir.ops.library.scatter import ScatterSpec
 from dcir.transforms.pipelines import pipeline
 from dcir.transforms.runner import run_passes
 from dcir.transforms.tier2_fusion.fuse_epilogues import FuseEpilogues
@@ -408,6 +409,34 @@ def test_whole_networks(batch: int, form: torch.memory_format) -> None:
         want, exact = model(x), copy.deepcopy(model).double()(double(x))
         got = dcir.optimize(model, pipeline=pipeline(4))(x)
     check_close(got, want, exact, what="inference")
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_scatters_follow(filled: bool) -> None:
+    """What is added to pixels of images, as by the gradient of a resized one, has channels last where its neighbours do."""
+    rows, columns = torch.tensor([0, 3, 3, -1, 2, 5])[:, None], torch.tensor([1, 0, 6, 6, -2, 2, 1])
+
+    def scattered(
+        x: torch.Tensor, v: torch.Tensor, w: torch.Tensor, i: torch.Tensor, j: torch.Tensor, *base: torch.Tensor
+    ) -> torch.Tensor:
+        y = F.conv2d(x, v, padding=1)
+        z = base[0].relu() if base else torch.zeros(2, 18, 6, 7, dtype=x.dtype)
+        z = torch.ops.aten.index_put(z, [None, None, i, j], y, True)
+        return F.conv2d(z, w, padding=1)
+
+    inputs = [
+        rand(2, 3, 6, 7),
+        rand(18, 3, 3, 3),
+        rand(19, 18, 3, 3),
+        rows,
+        columns,
+        *([] if filled else [rand(2, 18, 6, 7)]),
+    ]
+    same_numbers(scattered, *inputs, passes=(AssignLayouts(),))
+    net = imported(scattered, *inputs).network
+    assert AssignLayouts().apply(net).changed
+    (spec,) = (op.spec for op in net.ops() if isinstance(op.spec, ScatterSpec))
+    assert spec.source[1] == spec.to[1] == spec.out[1] == 1
 
 
 def test_numbers_of_gradients() -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from dcir.ir.dace.nodes import Op
 from dcir.ir.loop_nest import LoopNest, stored_by
 from dcir.ir.network import Container, Network, Operand
-from dcir.ir.statements import Access, Index, Read, Store
+from dcir.ir.statements import Access, Index, Load, Read, Statement, Store
 from dcir.ops.library.convolution import ConvolutionSpec
+from dcir.ops.library.scatter import ScatterSpec
 from dcir.transforms.tier3_layout.layout.relayout import BoundOperator
 
 
@@ -57,8 +58,9 @@ class Snapshot:
         self._accesses: dict[Op, list[ContainerAccess]] = {}
 
     def program(self, op: Op) -> LoopNest | None:
-        """The loop nest of an operator, or that of its epilogue."""
-        return stored_by(self.ops[op].spec)
+        """The loop nest of an operator, or that of its epilogue; of a scatter one that walks what it reads and writes."""
+        spec = self.ops[op].spec
+        return _points(spec) if isinstance(spec, ScatterSpec) else stored_by(spec)
 
     def accesses(self, op: Op) -> list[ContainerAccess]:
         """What that program loads and stores."""
@@ -70,6 +72,14 @@ class Snapshot:
         p, w = self.program(op), self.ops[op]
         if p is None:
             return
+        if isinstance(w.spec, ScatterSpec):
+            placed = frozenset(k for strides in w.spec.indices for k, step in enumerate(strides) if step)
+            for i, s in enumerate(p.body):
+                if isinstance(s, Store):
+                    yield ContainerAccess(w.outs[0], i, s, placed)
+                elif isinstance(s, Load):
+                    yield ContainerAccess(w.ins[s.operand], i, s, frozenset() if s.operand == w.spec.first else placed)
+            return
         ins = list(w.ins)
         if not isinstance(w.spec, LoopNest):
             ins = [Operand(""), *ins[len(ins) - len(p.inputs) + 1 :]]
@@ -79,6 +89,15 @@ class Snapshot:
                 yield ContainerAccess(w.outs[s.operand], i, s)
             elif isinstance(s, Read) and ins[s.operand].data:
                 yield ContainerAccess(ins[s.operand], i, s, frozenset().union(*(moving[a] for a in s.indices)))
+
+
+def _points(spec: ScatterSpec) -> LoopNest:
+    """A scatter's points, without their indices; and of its base the elements that they come to, where loops walk its dimensions."""
+    body: list[Statement] = [Load(spec.first, spec.source, spec.dtype), Store(0, spec.to, spec.dtype, (0,))]
+    same = dict(zip(spec.out, spec.base or (), strict=False)) | {0: 0}
+    if spec.base is not None and all(step in same for step in spec.to):
+        body.append(Load(0, tuple(same[step] for step in spec.to), spec.dtype))
+    return LoopNest(spec.dims, (), (spec.dtype,) * (spec.first + 1), (spec.dtype,), tuple(body))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,6 +23,7 @@ from dcir.ir.statements import Access, Gather, Load, Statement, Store
 from dcir.ops.library.contraction import ContractionSpec
 from dcir.ops.library.epilogue import first_store
 from dcir.ops.library.product import Product
+from dcir.ops.library.scatter import ScatterSpec
 from dcir.transforms.tier3_layout.layout.guarded_loads import guarded_walk
 
 
@@ -121,6 +122,8 @@ def moved(was: BoundOperator, copy: LayoutCopy, walked: Side, way: str) -> Bound
         ins, outs = (mapped[1], was.outs) if way == "in" else (was.ins, mapped[1])
         lean = compact(mapped[0], ins, outs)
         return BoundOperator(lean.program, lean.ins, lean.outs)
+    if isinstance(was.spec, ScatterSpec):
+        return _moved_scatter(was, was.spec, copy, walked, way)
     product = was
     if isinstance(was.spec, Product) and was.spec.epilogue is not None:
         after = _moved_epilogue(was, copy, walked, way)
@@ -209,6 +212,38 @@ def _moved_windows(
         spec = placed_spec
         placed[i] = Operand(other.at.data, to[1])
     return BoundOperator(spec, placed, outs) if way == "in" else BoundOperator(spec, ins, placed)
+
+
+def _moved_scatter(
+    was: BoundOperator, spec: ScatterSpec, copy: LayoutCopy, walked: Side, way: str
+) -> BoundOperator | Refusal:
+    """A scatter's points are loops that cannot be split, and so are its indices."""
+    if spec.kept:
+        return Refusal("a scatter's base and its result share their memory")
+    operands = list(was.ins if way == "in" else was.outs)
+    for i, o in enumerate(operands):
+        if o.data != walked.at.data:
+            continue
+        if way == "in" and i > spec.first:
+            return Refusal("indices keep their layout")
+        whole = way == "out" or i < spec.first
+        shape, strides = (spec.shape, spec.out if way == "out" else spec.base) if whole else (spec.dims, spec.source)
+        assert strides is not None
+        to = copy.map_window(walked, shape, strides, o.offset)
+        if isinstance(to, Refusal):
+            return to
+        operands[i] = Operand(copy.other(walked).at.data, to[1])
+        if way == "in":
+            spec = replace(spec, base=to[0]) if whole else replace(spec, source=to[0])
+            continue
+        rank = len(spec.dims)
+        points = copy.map_window(walked, (*spec.dims, *spec.extents), (*spec.to, *spec.index_steps), o.offset)
+        if isinstance(points, Refusal):
+            return points
+        if points[1] != to[1]:
+            return Refusal("the points begin elsewhere than the result")
+        spec = replace(spec, out=to[0], to=points[0][:rank], index_steps=points[0][rank:])
+    return BoundOperator(spec, operands, was.outs) if way == "in" else BoundOperator(spec, was.ins, operands)
 
 
 def _as_loops(spec: ContractionSpec) -> LoopNest:
