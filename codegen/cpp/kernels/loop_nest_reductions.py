@@ -20,6 +20,8 @@ from dcir.ir.types import FLOATS
 
 # What a rest of a row is filled up to with lanes switched off.
 TAIL_LANES = 16
+# Partial results that are joined at the end, at least; where there are fewer lanes the others stay what they begin with.
+LEAST_FOLDED = 16
 
 
 class Reductions(Statements):
@@ -119,8 +121,8 @@ class Reductions(Statements):
         for r in reduces:
             self._declare(r)
             if width:
-                self.line(f"{self._reduced_type(r)} part{r}[{width}];")
-                self.line(f"for (int l = 0; l < {width}; l++) part{r}[l] = {self._start(r)};")
+                self.line(f"{self._reduced_type(r)} part{r}[{max(width, LEAST_FOLDED)}];")
+                self.line(f"for (int l = 0; l < {max(width, LEAST_FOLDED)}; l++) part{r}[l] = {self._start(r)};")
         if looks := self.checked and len(inner) == 1 and not self.buffered:
             # In braces: another sweep over the row looks again.
             self.open("")
@@ -130,12 +132,12 @@ class Reductions(Statements):
         for d in inner[:-1] if block is None or along else inner[:-2]:
             self.loop(d, p.dims[d])
         if block is not None:
-            self._open_blocks(block)
+            self._open_blocks(block, f"[{width}]" if width else "", "near" if width else "part")
         names = {r: f"part{r}" if r in sums else f"v{r}" for r in reduces}
 
         def row() -> None:
             if width:
-                self._row_blocks(inner[-1], width, stores, reduces)
+                self._row_blocks(inner[-1], width, stores, reduces, sums)
                 return
             if inner and not along:
                 kinds = {r: self.reduction(r).kind for r in reduces}
@@ -154,22 +156,26 @@ class Reductions(Statements):
             row()
         if block is not None:
             self.close()
-            self.line(" ".join(f"v{r} += part{r};" for r in sums))
+            if width:
+                added = " ".join(f"part{r}[l] += near{r}[l];" for r in sums)
+                self.line(f"for (int l = 0; l < {width}; l++) {{ {added} }}")
+            else:
+                self.line(" ".join(f"v{r} += part{r};" for r in sums))
         for _ in inner if along else inner[:-1]:
             self.close()
         if looks:
             self.close()
             self.before, self.tested, self.tests = set(), set(), self.checked
         for r in reduces if width else []:
-            self._fold(r, width)
+            self._fold(r, max(width, LEAST_FOLDED))
 
-    def _open_blocks(self, block: Block, lanes: str = "") -> None:
+    def _open_blocks(self, block: Block, lanes: str = "", name: str = "part") -> None:
         """Open a loop in blocks, with partial sums for each."""
         d, size, sums = block.loop, block.size, block.sums
         extent = self.p.dims[d]
         self.open(f"for (long long b = 0; b < {extent}; b += {size})")
         for r in sums:
-            self.line(f"{CPP_TYPE[self.p.body[r].dtype]} part{r}{lanes} = {{}};")
+            self.line(f"{CPP_TYPE[self.p.body[r].dtype]} {name}{r}{lanes} = {{}};")
         self.line(f"const long long be = b + {size} < {extent} ? b + {size} : {extent};")
         self.loop(d, "be", "b")
 
@@ -187,11 +193,13 @@ class Reductions(Statements):
             self.close()
         self.line(f"v{r} = part{r}[0];")
 
-    def _row_blocks(self, d: int, width: int, stores: Sequence[int], reduces: Sequence[int]) -> None:
-        """Loop ``d`` in blocks of lanes, each with partial results of its own: they do not wait for each other."""
+    def _row_blocks(
+        self, d: int, width: int, stores: Sequence[int], reduces: Sequence[int], near: Sequence[int] = ()
+    ) -> None:
+        """Loop ``d`` in blocks of lanes, each with partial results of its own: they do not wait for each other; ``near``: of a block."""
         extent = self.p.dims[d]
         rest = extent % width
-        name = lambda r: f"part{r}[l]"  # noqa: E731
+        name = lambda r: f"{'near' if r in near else 'part'}{r}[l]"  # noqa: E731
         self.open(f"for (long long b = 0; b < {extent - rest}; b += {width})")
         self.lanes(d, width, "b")
         self.compute(stores, reduces, name)

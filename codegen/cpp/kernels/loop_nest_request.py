@@ -14,7 +14,7 @@ from dcir.ir.loop_nest import LoopNest
 from dcir.ir.schedule import COLLAPSED, Schedule
 from dcir.ir.statements import Reduce
 
-LANES = (16, 32, 64, 128)
+LANES = (4, 8, 16, 32, 64, 128)
 """Partial results of a reduction along a row that its text can fold."""
 WIDEST_TILE = 2048  # columns whose sums lie side by side on the stack
 

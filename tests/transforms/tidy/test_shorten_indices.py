@@ -147,7 +147,8 @@ def test_images_of_other_sizes_are_those_of_eager_mode(how: dict[str, object], t
 
 
 @pytest.mark.parametrize(
-    ("op", "by", "least", "most"), [("shr", 2, -2, 4), ("idiv_floor", 5, -2, 3), ("shr", 0, None, None)]
+    ("op", "by", "least", "most"),
+    [("shr", 2, -2, 4), ("idiv_floor", 5, -2, 3), ("idiv_floor", 40, -1, 0), ("mod", 7, 0, 6), ("shr", 0, None, None)],
 )
 def test_bounds_of_a_quotient(op: str, by: int, least: int | None, most: int | None) -> None:
     def index(b: LoopNestBuilder, i: Expr) -> Expr:
