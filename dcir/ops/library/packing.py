@@ -50,7 +50,7 @@ def spans_groups(groups: int, columns: int, taps: int, panel: int) -> bool:
         taps: of a row of the kernel.
         panel: columns of a panel.
     """
-    return groups > 1 and columns > 1 and taps <= MOST_TAPS and 10 * columns < 9 * panel * panels(columns, panel)
+    return groups > 1 and taps <= MOST_TAPS and 10 * columns < 9 * panel * panels(columns, panel)
 
 
 def wants_panels(dtype: str, columns: int, depth: int, isa: Isa) -> bool:

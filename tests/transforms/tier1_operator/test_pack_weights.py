@@ -148,8 +148,8 @@ REFUSED: dict[str, tuple[Fn, list[tuple[int, ...]], str]] = {
     "on the left": (
         lambda x, w: w @ x, [(7, 33), (33, 7)], "the weights are on the left, and the result does not lie along their rows"
     ),
-    "one channel a group": (
-        lambda x, w: F.conv2d(x, w, groups=2), [(2, 6, 7, 6), (2, 3, 3, 2)],
+    "few channels a group": (
+        lambda x, w: F.conv2d(x, w, groups=2), [(2, 6, 7, 16), (4, 3, 3, 9)],
         "the channels of a group would leave most of a panel empty",
     ),
     "transposed": (

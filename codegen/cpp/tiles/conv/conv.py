@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import channels_refusal
 from dcir.codegen.cpp.tiles.conv.methods import data_draft, forward_draft, weight_gradient_draft
+from dcir.codegen.cpp.tiles.conv.nhwc import one_channel
 from dcir.codegen.cpp.tiles.conv.problem import data_gradient, forward_problem, is_pointwise
 from dcir.codegen.cpp.tiles.emit import HALF, Draft, TileOperand, assemble, assemble_half
 from dcir.codegen.cpp.tiles.epilogue.epilogue import supports_epilogue
@@ -19,6 +21,7 @@ from dcir.ops.library.convolution import ConvolutionSpec
 from dcir.ops.library.convolution_statistics import ConvolutionStatisticsSpec
 from dcir.ops.library.epilogue import identity_epilogue
 from dcir.ops.library.operand_types import alike
+from dcir.ops.library.packing import panel_width
 
 
 def supports_convolution(spec: ConvolutionSpec) -> bool:
@@ -45,9 +48,9 @@ def plan_convolution(spec: ConvolutionSpec, isa: Isa, threads: int) -> KernelPla
         spec.epilogue is not None or spec.winograd or spanned or (last and supports_convolution(replace(spec, panel=1)))
     ):
         spec = _bias_first(spec)
-    elif last and _stores_from_tiles(spec):
+    elif last and _stores_from_tiles(spec, isa):
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[2], spec.dtype, spec.y))
-    elif last and (_gradient_of_groups(spec) or _gradient_of_halves(spec)):
+    elif last and (_gradient_of_groups(spec, isa) or _gradient_of_halves(spec)):
         spec = replace(spec, epilogue=identity_epilogue(spec.shapes[0], spec.dtype, spec.x))
     inputs = {"forward": 3 if spec.bias else 2}.get(spec.kind, 2)
     if spec.dtype not in HALF:
@@ -84,17 +87,25 @@ def summed_draft(spec: ConvolutionStatisticsSpec, isa: Isa, threads: int) -> Dra
     return draft if adds else None
 
 
-def _stores_from_tiles(spec: ConvolutionSpec) -> bool:
+def _stores_from_tiles(spec: ConvolutionSpec, isa: Isa) -> bool:
     """Whether a channels-last convolution without epilogue runs on the tiles that store through one."""
-    if spec.kind != "forward" or spec.epilogue is not None or spec.bias or spec.cin == 1 or spec.cout == 1:
+    if spec.kind != "forward" or spec.epilogue is not None or spec.bias:
         return False
-    return supports_convolution(replace(spec, panel=1)) and not is_pointwise(forward_problem(spec))
+    p, panel = forward_problem(spec), panel_width(spec.dtype, isa)
+    if (spec.groups == 1 and one_channel(spec.cin, spec.cout, panel)) or channels_refusal(p) is None:
+        return False
+    if is_pointwise(p) and not replace(spec, panel=panel).spanned:
+        return False
+    return supports_convolution(replace(spec, panel=1))
 
 
-def _gradient_of_groups(spec: ConvolutionSpec) -> bool:
-    """Whether a data gradient is a grouped convolution itself, and so stores through an epilogue, too."""
-    grouped = spec.groups > 1 and spec.cin > 1 and spec.cout > 1
-    return grouped and spec.kind == "backward_data" and all(s == 1 for s in spec.stride) and spec.epilogue is None
+def _gradient_of_groups(spec: ConvolutionSpec, isa: Isa) -> bool:
+    """Whether a data gradient is a grouped convolution itself, or one of a single channel, and so stores through an epilogue, too."""
+    if spec.kind != "backward_data" or any(s != 1 for s in spec.stride) or spec.epilogue is not None:
+        return False
+    if spec.groups == 1:
+        return spec.cout == 1 and not one_channel(spec.cout, spec.cin, panel_width(spec.dtype, isa))
+    return channels_refusal(forward_problem(spec)) is not None
 
 
 def _gradient_of_halves(spec: ConvolutionSpec) -> bool:

@@ -36,12 +36,17 @@ class Plane:
 
 
 def depthwise_refusal(p: ConvolutionProblem) -> Refusal | None:
-    """Why a problem is not depthwise: one input channel per group, at most two spatial dimensions, few taps."""
+    """Why a problem is not depthwise: one input channel per group, at most two spatial dimensions."""
     if p.ci != 1:
         return Refusal("several input channels in a group")
     if p.ker[0] != 1 or p.out[0] != 1 or p.stride[0] != 1 or p.base[0] != 0:
         return Refusal("three dimensions")
-    return Refusal(f"more than {MOST_TAPS} taps") if p.taps > MOST_TAPS else None
+    return None
+
+
+def planes_refusal(p: ConvolutionProblem) -> Refusal | None:
+    """Why a problem is not computed plane by plane, by code that names each tap."""
+    return Refusal(f"more than {MOST_TAPS} taps") if p.taps > MOST_TAPS else depthwise_refusal(p)
 
 
 def _plane(p: ConvolutionProblem, width: int) -> Plane:
@@ -180,8 +185,8 @@ def depthwise_weight_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: 
 def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
     if p.moves:
         return Refusal("copies of planes are of a constant size")
-    return Refusal("packed weights") if p.panel else depthwise_refusal(p)
+    return Refusal("packed weights") if p.panel else planes_refusal(p)
 
 
 DEPTHWISE = Method("depthwise", depthwise_draft, refusal=_refusal)
-DEPTHWISE_WEIGHT = Method("depthwise", depthwise_weight_draft, refusal=lambda p, isa, threads: depthwise_refusal(p))
+DEPTHWISE_WEIGHT = Method("depthwise", depthwise_weight_draft, refusal=lambda p, isa, threads: planes_refusal(p))

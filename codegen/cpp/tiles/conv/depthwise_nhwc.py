@@ -7,7 +7,7 @@ leaves out the taps that fall outside, and no tile has a branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dcir.codegen.cpp.template import templates
@@ -34,6 +34,7 @@ from dcir.isa import Isa
 text_of = templates("conv/depthwise_nhwc")
 
 SERIAL_WORK = 1 << 15
+HELD_TAPS = 7  # of a row of the kernel, whose weights stay in registers beside a tile
 AHEAD = 4  # vectors of channels, that what sums read is asked for before
 MOVING_ROWS = 4  # of a job, where images are of any size
 _REST = (8, 4, 2, 1)  # pixels of the tiles that do what is left of a row of any length
@@ -57,15 +58,29 @@ class DepthwiseTile:
         """The function's name."""
         return "edge" if self.edge else f"tile_{self.pixels}_{self.low}_{self.high}"
 
-    def uses(self, p: ConvolutionProblem) -> dict[int, list[tuple[int, int]]]:
-        """Per column of the input that exists, the pixels and the columns of the kernel that meet there."""
+    def uses(self, p: ConvolutionProblem, taps: Iterable[int] | None = None) -> dict[int, list[tuple[int, int]]]:
+        """Per column of the input that exists, the pixels and the columns of the kernel, of those given, that meet there."""
+        columns = range(p.ker[2]) if taps is None else list(taps)
         found: dict[int, list[tuple[int, int]]] = {}
         for i in range(self.pixels):
-            for kw in range(p.ker[2]):
+            for kw in columns:
                 column = i * p.stride[2] + kw * p.dil[2]
                 if self.low <= column < self.high:
                     found.setdefault(column, []).append((i, kw))
         return found
+
+    def steps(self, p: ConvolutionProblem) -> tuple[list[list[int]], range]:
+        """The columns of the kernel in steps of few; and where steps begin that all pixels have and one loop does."""
+        whole = [
+            kw
+            for kw in range(p.ker[2])
+            if self.low <= kw * p.dil[2] and (self.pixels - 1) * p.stride[2] + kw * p.dil[2] < self.high
+        ]
+        rounds = len(whole) // HELD_TAPS
+        looped = range(whole[0], whole[0] + rounds * HELD_TAPS, HELD_TAPS) if rounds > 1 else range(0)
+        met = {kw for pairs in self.uses(p).values() for _, kw in pairs}
+        left = sorted(met - set(range(looped.start, looped.stop)))
+        return [left[k : k + HELD_TAPS] for k in range(0, len(left), HELD_TAPS)], looped
 
 
 def channels_refusal(p: ConvolutionProblem) -> Refusal | None:
@@ -87,7 +102,7 @@ def channels_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> 
     partial = p.groups < width
     vectors = ceil_div(p.groups, width)
     group = "v * VL" if partial or p.groups % width == 0 else f"v + 1 < {vectors} ? v * VL : {p.groups} - VL"
-    longest = max(1, min(14, isa.registers - 1 - min(p.ker[2], 7)))
+    longest = max(1, min(14, isa.registers - 1 - min(p.ker[2], HELD_TAPS)))
     epilogue = Epilogue(p.epilogue, p.dtype, 2, 1, 5) if p.epilogue is not None else None
     # Results of a row wait in a buffer where the epilogue is a call that should do many of them.
     row_bytes = most(p.out[2]) * padded * element
@@ -218,19 +233,32 @@ def _tile_text(
     if t.edge:
         kernel, image = get.format(f"q + kw * {ww}LL"), get.format(f"p + kw * {p.dil[2] * p.xs[5]}LL")
         told = [text_of.edge_taps(get_w=kernel, get_x=image)]
-        return _finished_tile(p, t, wh, epilogue, [], told, padded=padded, partial=partial, waits=waits, again=again)
-    uses = t.uses(p)
-    wanted = sorted({kw for pairs in uses.values() for _, kw in pairs})
-    weights = [f"        const V w{kw} = {get.format(f'q + {kw * ww}LL')};" for kw in wanted]
-    taps = []
-    for column, pairs in sorted(uses.items()):
-        adds = " ".join(f"y{i} += w{kw} * s;" for i, kw in pairs)
-        taps.append(f"        {{ const V s = {get.format(f'p + {column * p.xs[5]}LL')}; {adds} }}")
-    return _finished_tile(p, t, wh, epilogue, weights, taps, padded=padded, partial=partial, waits=waits, again=again)
+        return _finished_tile(p, t, wh, epilogue, told, padded=padded, partial=partial, waits=waits, again=again)
+    steps, looped = t.steps(p)
+    told = [_step_text(p, t, taps, get, ww) for taps in steps]
+    if looped:
+        body = _step_text(p, whole_tile(p, t.pixels), list(range(HELD_TAPS)), get, ww)
+        told.append(
+            text_of.loop(
+                first=looped.start, end=looped.stop, held=HELD_TAPS, pixel=p.dil[2] * p.xs[5], ww=ww, step=body
+            )
+        )
+    return _finished_tile(p, t, wh, epilogue, told, padded=padded, partial=partial, waits=waits, again=again)
+
+
+def _step_text(p: ConvolutionProblem, t: DepthwiseTile, taps: list[int], get: str, ww: int) -> str:
+    """C++ that adds some columns of the kernel; ``get`` loads a vector."""
+    uses = t.uses(p, taps)
+    weights = [f"const V w{kw} = {get.format(f'q + {kw * ww}LL')};" for kw in taps]
+    adds = [
+        f"{{ const V s = {get.format(f'p + {column * p.xs[5]}LL')}; {' '.join(f'y{i} += w{kw} * s;' for i, kw in pairs)} }}"
+        for column, pairs in sorted(uses.items())
+    ]
+    return "        {\n" + "\n".join(f"            {line}" for line in [*weights, *adds]) + "\n        }"
 
 
 def _finished_tile(
-    p: ConvolutionProblem, t: DepthwiseTile, wh: int, epilogue: Epilogue | None, weights: list[str], taps: list[str], *,
+    p: ConvolutionProblem, t: DepthwiseTile, wh: int, epilogue: Epilogue | None, taps: list[str], *,
     padded: int, partial: bool, waits: bool, again: bool,
 ) -> str:  # fmt: skip
     """The function of a tile: sums over rows of the kernel, and what is done with them."""
@@ -277,7 +305,7 @@ def _finished_tile(
     clear = "\n".join(f"    V y{i} = V{{}};" for i in range(t.pixels))
     return text_of.tile(
         more=", L kw0, L kw1" if t.edge else "", name=t.name, to=to, ahead=ahead, clear=clear,
-        row=p.dil[1] * p.xs[4], wh=wh, weights="\n".join(weights), taps="\n".join(taps), stop="\n".join(stop),
+        row=p.dil[1] * p.xs[4], wh=wh, taps="\n".join(taps), stop="\n".join(stop),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Grouped convolutions in channels-last: vectors run along the output channels of all groups, tiles along neighbouring pixels of a row.
 
 A vector's lanes may belong to several groups (two of four channels each, say). So what a step multiplies with is not always one number
-of the image: it is a vector with, lane by lane, an input channel of the lane's group, made by one exchange of lanes where the groups'
-inputs lie within a vector, else of one broadcast for every group. It is used for all taps of a row of the kernel that meet there, with
+of the image: it is a vector with, lane by lane, an input channel of the lane's group, made by exchanges of lanes where the groups'
+inputs lie within a few vectors, else of one broadcast for every group. It is used for all taps of a row of the kernel that meet there, with
 their weights in registers. As in ``conv/nhwc.py`` a tile at an edge is a function of its own that leaves out what falls outside.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from dcir.codegen.choices import decide
 from dcir.codegen.cpp.template import templates
-from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, columns_of, tile_at, whole_tile
+from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DepthwiseTile, channels_refusal, columns_of, tile_at, whole_tile
 from dcir.codegen.cpp.tiles.conv.nhwc import border, inside
 from dcir.codegen.cpp.tiles.conv.nhwc_layout import LONG
 from dcir.codegen.cpp.tiles.conv.nhwc_tile import CHAIN, in_chains, rest_kinds
@@ -37,6 +37,10 @@ WEIGHT_BYTES = (128 << 10, 512 << 10)
 IMAGE_BYTES = 192 << 10  # of the rows that all vectors pass over
 UNROLLED = 16  # vectors of a tile that are finished in registers
 MOST_FORMS = 6
+# Inputs of a group times vectors that their lanes are taken from, with and without AVX-512: code is apart for each, and by more a
+# broadcast for each group is as fast. With 8 to 1 (64 groups, 28 x 28, 3x3) exchanges were faster with AVX-512, 770 us and 1400, and slower
+# without, 1120 and 840; with 16 to 1 slower with it, too, 590 and 240; with 4 to 1 (32 groups) faster without, 120 and 168.
+MOST_EXCHANGES = (64, 24)
 MOVING_BLOCKS = 8  # of rows of an image of the usual size, where images are of any size
 # AVX2, cycles against those of the multiply-adds alone (Zen 3, images in the second-level cache): numbers used for all taps; tap by tap
 # several vectors, and one; and the least that a tap takes, since a pixel's sums wait for each other.
@@ -54,10 +58,18 @@ class GroupedForm:
 
 @dataclass(frozen=True)
 class Lanes:
-    """To which group each lane of a vector belongs, from the first lane's on; and whether one vector of inputs holds them all."""
+    """To which group each lane of a vector belongs, from the first lane's on.
+
+    Attributes:
+        groups: of every lane.
+        loads: where vectors of inputs begin that together hold those of all lanes, from the first group's inputs on; none of one group, or
+            where they would be too many.
+        held: inputs of a pixel, if they fill no vector.
+    """
 
     groups: tuple[int, ...]
-    within: bool
+    loads: tuple[int, ...]
+    held: int = 0
 
     @property
     def uniform(self) -> bool:
@@ -68,14 +80,54 @@ class Lanes:
         """C++ of what the lanes multiply with: input ``i`` of their groups at ``at`` from pointer p on."""
         if self.uniform:
             return f"p[{at + i}]"
-        if self.within:
-            places = ", ".join(str(g * p.ci + i) for g in self.groups)
-            return f"__builtin_shuffle(load(p + {at}), (M){{{places}}})"
+        if self.loads:
+            return self._picked(at, [g * p.ci + i for g in self.groups])
         made = f"spread(p[{at + i}])"
         for g in range(1, self.groups[-1] + 1):
             mask = ", ".join("-1" if lane == g else "0" for lane in self.groups)
             made = f"((M){{{mask}}} ? spread(p[{at + i + g * p.ci}]) : {made})"
         return made
+
+    def _picked(self, at: int, places: list[int]) -> str:
+        """C++ of the inputs at these places, lane by lane: by one exchange of lanes from every two vectors."""
+        width, made = len(places), ""
+        vector = [max(k for k, start in enumerate(self.loads) if start <= place) for place in places]
+        for k in range(0, len(self.loads), 2):
+            if not any(v // 2 == k // 2 for v in vector):
+                continue
+            lanes = [v % 2 * width + place - self.loads[v] for v, place in zip(vector, places, strict=True)]
+            chosen = ", ".join(str(lane) if v // 2 == k // 2 else "0" for v, lane in zip(vector, lanes, strict=True))
+            sources = [self._load(at + start) for start in self.loads[k : k + 2]]
+            part = f"__builtin_shuffle({', '.join(sources)}, (M){{{chosen}}})"
+            if lanes == list(range(width)) and len(self.loads) == 1:
+                part = sources[0]
+            mask = ", ".join("-1" if v // 2 == k // 2 else "0" for v in vector)
+            made = f"((M){{{mask}}} ? {part} : {made})" if made else part
+        return made
+
+    def _load(self, at: int) -> str:
+        return f"load_part(p + {at}, {self.held})" if self.held else f"load(p + {at})"
+
+
+def lanes_of(p: ConvolutionProblem, width: int, first: int, vectors: int = 1, *, masks: bool) -> Lanes:
+    """The kind of so many vectors from an output channel of all groups on; with ``masks`` parts of a vector are loaded as fast."""
+    channels, group = p.groups * p.co, first // p.co
+    last = min(first + width * vectors, channels) - 1
+    groups = tuple(min(first + lane, last) // p.co - group for lane in range(width))
+    # Of the last pixel of an image nothing behind its channels can be read: a last vector begins so much before.
+    before, behind = group * p.ci, (p.groups - group) * p.ci
+    held = (groups[-1] + 1) * p.ci
+    if masks and groups[-1] > 0 and p.groups * p.ci < width:
+        return Lanes(groups, (-before,), p.groups * p.ci)
+    starts = tuple(min(k, behind - width) for k in range(0, held, width))
+    few = p.ci * len(starts) <= MOST_EXCHANGES[0 if masks else 1]
+    readable = groups[-1] > 0 and starts[0] >= -before and few
+    return Lanes(groups, starts if readable else ())
+
+
+def spread_text(width: int) -> str:
+    """C++ of the function that ``Lanes.value`` calls: a number in all lanes."""
+    return text_of.spread(copies=", ".join("x" * width))
 
 
 def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
@@ -92,8 +144,8 @@ def _refusal(p: ConvolutionProblem, isa: Isa, threads: int) -> Refusal | None:
         return Refusal(
             "weights that are packed in every call, of images that are not in channels-last or without an epilogue"
         )
-    elif p.ci == 1 or p.co == 1:
-        return Refusal("one channel in a group")
+    elif channels_refusal(p) is None:
+        return Refusal("one channel in a group, along which vectors can run")
     packed = p if p.panel else replace(p, panel=panel_width(p.dtype, isa))
     return None if spans(packed) or _better(packed) else Refusal("long sums, as fast for every group apart")
 
@@ -132,16 +184,14 @@ def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> D
         image, scratch = f"(const T *)(scratch + {scratch}LL)", scratch + p.n * moved.xs[0] * element
         p = moved
     form = _form(p, isa)
-    kinds = _lanes(p, width, form.vectors)
+    kinds = _lanes(p, isa, form.vectors)
     columns = [] if isinstance(form.wide, Runs) else columns_of(form.wide)
     tiles = [tile_at(p, c, n) for c, n in columns]
     if isinstance(form.wide, Runs):
         tiles = [whole_tile(p, kind.pixels) for kind in rest_kinds(p, form.wide.size)]
     distinct = list(dict.fromkeys(kinds))
     per_panel, panel_step = p.panel // width, p.taps * p.ci * p.panel
-    place = text_of.place(
-        per_panel=per_panel, panel_step=panel_step, spread=", ".join("x" * width)
-    )  # fmt: skip
+    place = text_of.place(per_panel=per_panel, panel_step=panel_step) + spread_text(width)
     texts.append(place)
     if in_chains(p):
         texts.append(last_text.rest())
@@ -169,16 +219,11 @@ def grouped_draft(name: str, p: ConvolutionProblem, isa: Isa, threads: int) -> D
     return Draft(name, p.dtype, "".join(texts), tuple(steps), scratch, epilogue=epilogue, sums=bool(epilogue.sums))
 
 
-def _lanes(p: ConvolutionProblem, width: int, vectors: int) -> list[Lanes]:
+def _lanes(p: ConvolutionProblem, isa: Isa, vectors: int) -> list[Lanes]:
     """The kind of every block of vectors."""
-    channels, found = p.groups * p.co, []
-    for first in range(0, channels, width * vectors):
-        group = first // p.co
-        last = min(first + width * vectors, channels) - 1
-        groups = tuple(min(first + lane, last) // p.co - group for lane in range(width))
-        held = (groups[-1] + 1) * p.ci <= width and group * p.ci + width <= p.groups * p.ci
-        found.append(Lanes(groups, held and groups[-1] > 0))
-    return found
+    width, masks = lanes(isa, p.dtype), isa.vectors == "avx512"
+    firsts = range(0, p.groups * p.co, width * vectors)
+    return [lanes_of(p, width, first, vectors, masks=masks) for first in firsts]
 
 
 def _calls(
@@ -237,7 +282,7 @@ def _tile_text(
     chains = in_chains(p)
     step = _shared if form.shared else _by_taps
     line = 64 // ELEMENT_BYTES[p.dtype]
-    if kind.uniform or not kind.within:
+    if kind.uniform or not kind.loads:
         count = "count" if chains else str(p.ci)
         each = ceil_div(t.high - t.low, min(p.ci, line))
         turn = "i" if p.ci <= line else f"i % {line}"
@@ -254,7 +299,7 @@ def _tile_text(
             lines += step(p, t, kind, nv, i)
         steps = "\n".join(lines)
     if chains:
-        chain = max(1, CHAIN // p.ker[2]) if kind.uniform or not kind.within else p.ci
+        chain = max(1, CHAIN // p.ker[2]) if kind.uniform or not kind.loads else p.ci
         steps = text_of.chains(ci=p.ci, chain=chain, steps=steps)
     end = last_text.rest_end() if chains else ""
     return text_of.tile(
@@ -322,9 +367,9 @@ def _form(p: ConvolutionProblem, isa: Isa) -> GroupedForm:
     for nv in (1, 2, 4):
         if nv > 1 and (p.co % (nv * width) or (nv % (p.panel // width) and (p.panel // width) % nv)):
             continue
-        kinds = _lanes(p, width, nv)
+        kinds = _lanes(p, isa, nv)
         worst = max(kinds, key=lambda k: k.groups[-1])
-        made = 1 if worst.uniform else 1.5 if worst.within else 1.5 * worst.groups[-1] + 1
+        made = 1 if worst.uniform else 1.5 * len(worst.loads) if worst.loads else 1.5 * worst.groups[-1] + 1
         for shared in (True, False) if kw > 1 else (False,):
             held = (kw if shared else 1) * nv + 1
             most = min(14, (registers - held) // nv)

@@ -15,7 +15,7 @@ from dcir.codegen.asked import asking
 from dcir.codegen.cpp.tiles.conv.combine import combine
 from dcir.codegen.cpp.tiles.conv.constant import CONSTANT, NO_WEIGHTS, ZERO_WEIGHTS, constant_draft
 from dcir.codegen.cpp.tiles.conv.data_strided import DATA_STRIDED
-from dcir.codegen.cpp.tiles.conv.depthwise import DEPTHWISE, DEPTHWISE_WEIGHT, depthwise_refusal
+from dcir.codegen.cpp.tiles.conv.depthwise import DEPTHWISE, DEPTHWISE_WEIGHT, planes_refusal
 from dcir.codegen.cpp.tiles.conv.depthwise_data import DEPTHWISE_DATA
 from dcir.codegen.cpp.tiles.conv.depthwise_nhwc import DEPTHWISE_NHWC
 from dcir.codegen.cpp.tiles.conv.depthwise_weight import DEPTHWISE_WEIGHT_NHWC
@@ -46,8 +46,8 @@ FORWARD: Methods[ConvolutionProblem] = Methods(
         POINTWISE_ROWS,
         POINTWISE_COLUMNS,
         DEPTHWISE_NHWC,
-        DEPTHWISE,
         NHWC,
+        DEPTHWISE,
         DIRECT,
     )
 )
@@ -69,7 +69,7 @@ def _residues_draft(name: str, gradient: DataGradient, isa: Isa, threads: int) -
         if whole.n * whole.groups * math.prod(whole.out):
             drafts.append(constant_draft(name, whole, first=True))
         problems = [p for p in problems if p.taps]
-    if len(problems) > 4 or any(depthwise_refusal(p) for p in problems):
+    if len(problems) > 4 or any(planes_refusal(p) for p in problems):
         problems = families(problems)
     kept = [p for p in problems if p.n * p.groups * p.co * math.prod(p.out)]
     with asking(OPEN) if len(kept) > 1 else nullcontext():  # a schedule is that of one problem

@@ -38,6 +38,12 @@ SHAPES = {
     "depthwise-s2-even": (2, 20, 1, 1, (14, 40), (3, 3), 2, 1, 1),
     "depthwise-s2-no-border": (1, 20, 1, 1, (9, 70), (2, 4), 2, 0, 1),
     "depthwise-s2-left-over": (1, 20, 1, 1, (8, 36), (3, 3), 2, 0, 1),
+    "depthwise-9": (2, 19, 1, 1, (12, 37), (9, 9), 1, 4, 1),
+    "depthwise-31": (1, 20, 1, 1, (9, 40), (5, 31), 1, (2, 15), 1),
+    "depthwise-wide-s2": (1, 37, 1, 1, (14, 60), (11, 19), 2, (5, 9), 1),
+    "depthwise-wide-dilated": (1, 16, 1, 1, (20, 50), (8, 9), 1, (7, 8), 2),
+    "depthwise-3d": (1, 21, 1, 1, (5, 6, 8), (3, 2, 3), (1, 2, 1), 1, 1),
+    "few-to-groups": (2, 5, 3, 24, (7, 9), (3, 3), 1, 1, 1),
     "depthwise-x2": (1, 7, 1, 2, (8, 9), (3, 3), 1, 1, 1),
     "depthwise-7": (1, 33, 1, 1, (7, 7), (3, 3), 1, 1, 1),
     "1d": (2, 1, 16, 32, (40,), (2,), 1, 0, 4),
@@ -94,6 +100,11 @@ def cases():
 
 ALWAYS = [
     *(("depthwise-far", kind, "f32", "avx2", "last", "last", "last", 2) for kind in KINDS),
+    *(
+        (name, kind, "f32", isa, "last", "plain", "last", 2)
+        for name in ("depthwise-31", "depthwise-wide-s2", "depthwise-wide-dilated")
+        for kind, isa in zip(KINDS, ("avx2", "avx512", "generic"), strict=True)
+    ),
     ("kernel-of-the-image", "forward", "f32", "avx512", "plain", "plain", "plain", 2),
 ]
 PLANES = [
