@@ -4,6 +4,7 @@
     where(c, a, a), where(true, a, b)                   -->   a
     pow(x, 2), x / 4, x * -1, x + (-y)                  -->   x * x, x * 0.25, -x, x - y
     f32(f64(x)), narrow(load of a half tensor)           -->   x
+    all(x == -inf)                                      -->   max(x) == -inf, which a softmax has
     0 <= i < n for a loop i of n steps                  -->   true, and a load under this mask a plain one
     op(2, 3)                                            -->   its value
 
@@ -283,6 +284,18 @@ class _Simplifier:
             return None
         return self.body.add(s.with_args(s.indices))
 
+    def reduce(self, s: Statement) -> int | None:
+        """``all(x == -inf)`` as ``max(x) == -inf``: of a NaN both are false, of nothing both are true."""
+        assert isinstance(s, Reduce)
+        asked = self.stmt(s.args[0])
+        if s.kind != "all" or asked.op != "eq":
+            return None
+        for x, y in (asked.args, asked.args[::-1]):
+            dtype = self.stmt(x).dtype
+            if self.value(y) == -math.inf and dtype in FLOATS:
+                return self.new("eq", "bool", self.emit(Reduce("max", dtype, (x,))), self.const(-math.inf, dtype))
+        return None
+
     def _inside(self, index: int, extent: int) -> bool:
         span = self.range(index)
         return span is not None and never_less(span[0], extent - 1 - span[1])
@@ -327,5 +340,5 @@ _RULES: dict[str, Callable[[_Simplifier, Statement], int | None]] = {
     "pow": _Simplifier.pow, "neg": _Simplifier.twice, "not": _Simplifier.twice, "bitnot": _Simplifier.twice,
     "abs": _Simplifier.abs, "max": _Simplifier.extreme, "min": _Simplifier.extreme, "and": _Simplifier.logic,
     "or": _Simplifier.logic, "where": _Simplifier.where, "cast": _Simplifier.cast, "narrow": _Simplifier.narrow,
-    "load": _Simplifier.read, "gather": _Simplifier.read, **dict.fromkeys(_COMPARE, _Simplifier.compare),
+    "reduce": _Simplifier.reduce, "load": _Simplifier.read, "gather": _Simplifier.read, **dict.fromkeys(_COMPARE, _Simplifier.compare),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from dcir.ir.statements import Gather, Load, Store
 from dcir.ir.verify import verify
 from dcir.ops.lowering import Lowering, Meta, Ref
 from dcir.transforms.tidy.simplify_algebra import SimplifyAlgebra
+from dcir.transforms.tier2_fusion.fuse_producers import FuseProducers
 from tests.transforms.build import network
 from tests.transforms.imported import same_numbers
 
@@ -166,3 +167,15 @@ def test_numbers() -> None:
         )
 
     same_numbers(fn, torch.randn(5, 7), torch.randn(6).half(), passes=(SimplifyAlgebra(),))
+
+
+@pytest.mark.parametrize("kind", ["all", "any"])
+def test_nothing_but_infinities(kind: str) -> None:
+    """As a softmax that is safe asks: rows of infinities, of some of them, with a NaN, and none of length 0."""
+    x = torch.randn(6, 5)
+    x[1], x[2, 1:], x[3], x[3, 2], x[4], x[5] = -torch.inf, -torch.inf, -torch.inf, torch.nan, torch.inf, torch.nan
+    for given in (x, x[:, :0]):
+        outcome = same_numbers(
+            lambda t: getattr(t == -torch.inf, kind)(-1), given, passes=(FuseProducers(), SimplifyAlgebra())
+        )[1]
+        assert outcome.changed == (kind == "all" and given.numel() > 0) or not given.numel()
