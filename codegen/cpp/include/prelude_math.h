@@ -329,9 +329,8 @@ D_INLINE float d_atan2(float y, float x) {
 }
 D_INLINE double d_atan2(double y, double x) { return __builtin_atan2(y, x); }
 
-// 2^(y log2 |x|), with the logarithm and its product in double; infinities and zeros by their own rules, as IEEE 754's pow has them.
-D_INLINE float d_pow_of(float x, float y) {
-    float a = d_abs(x);
+// log2(a) for a positive, finite a, to 2^-36 of it.
+D_INLINE double d_log2_wide(float a) {
     int e;
     double f = (double)d_log_split(a, e), q = 0x1.3ce95dea30dc6p-4;
     q = q * f - 0x1.24892900914eap-3;
@@ -346,7 +345,13 @@ D_INLINE float d_pow_of(float x, float y) {
     q = q * f + 0x1.ec709ebb96e61p-2;
     q = q * f - 0x1.715476565d087p-1;
     q = q * f + 0x1.71547652a1e9bp+0;
-    double t = (double)y * (q * f + (double)e);
+    return q * f + (double)e;
+}
+
+// 2^(y log2 |x|), with the logarithm and its product in double; infinities and zeros by their own rules, as IEEE 754's pow has them.
+D_INLINE float d_pow_of(float x, float y) {
+    float a = d_abs(x);
+    double t = (double)y * d_log2_wide(a);
     t = t < -160.0 ? -160.0 : t;
     t = t > 160.0 ? 160.0 : t;
     double m = t + 6755399441055744.0;  // 1.5 * 2^52: rounds to an integer kept in the low bits
@@ -357,6 +362,50 @@ D_INLINE float d_pow_of(float x, float y) {
     v = (x < 0.0f) & (a < D_INF) & !whole ? D_NAN : v;
     v = (x != x) | (y != y) ? D_NAN : v;
     return (y == 0.0f) | (x == 1.0f) | ((a == 1.0f) & (d_abs(y) == D_INF)) ? 1.0f : v;
+}
+
+// Next to its zeros at 1 and 2 a multiple of the distance to them, below 1/2 by lgamma(1 + a) = lgamma(a) + log(a), from 3 on Stirling's
+// series; left of 0 by reflection, lgamma(x) + lgamma(-x) = -log(|x| sin(pi |x|) / pi). What cancels is in double.
+D_INLINE float d_lgamma(float x) {
+    float a = d_abs(x), y = a - (a < 0.5f ? 0.0f : a < 1.5f ? 1.0f : 2.0f);
+    float p = -0x1.4350e2p-3f;
+    p = p * y + 0x1.70836ap-3f;
+    p = p * y - 0x1.0c02e4p-4f;
+    p = p * y + 0x1.0af612p-4f;
+    p = p * y - 0x1.d53668p-4f;
+    p = p * y + 0x1.0c8cb2p-3f;
+    p = p * y - 0x1.26bedap-3f;
+    p = p * y + 0x1.5a616ep-3f;
+    p = p * y - 0x1.a8b81ap-3f;
+    p = p * y + 0x1.1516b4p-2f;
+    float q = 0x1.a00f1ap-15f;
+    q = q * y - 0x1.cf3f8cp-13f;
+    q = q * y + 0x1.1bcdecp-11f;
+    q = q * y - 0x1.3bc1cap-10f;
+    q = q * y + 0x1.7a0b7p-9f;
+    q = q * y - 0x1.e3d62p-8f;
+    q = q * y + 0x1.51345p-6f;
+    bool one = a < 1.5f;
+    double near = (double)(one ? p : q), d = (double)y;
+    near = near * d + (one ? -0x1.9a4d652f7ed69p-2 : -0x1.13e033552b7a8p-4);
+    near = near * d + (one ? 0x1.a51a620e8a573p-1 : 0x1.4a34cb4c39d3cp-2);
+    near = (near * d + (one ? -0x1.2788cfbdc5e69p-1 : 0x1.b0ee60909ad7ap-2)) * d;
+    float u = 1.0f / a, z = u * u, s = -0x1.b89d9ap-12f;
+    s = s * z + 0x1.981458p-11f;
+    s = s * z - 0x1.6c051ep-9f;
+    s = s * z + 0x1.555554p-4f;
+    double wide = (double)a, l = d_log2_wide(a) * 0x1.62e42fefa39efp-1;
+    double far = ((wide - 0.5) * l - wide) + (0x1.d67f1c864beb5p-1 + (double)(s * u));
+    double right = a < 0.5f ? near - l : a < 3.0f ? near : far;
+    float r = d_abs(a - d_round(a)), w = r * r, g = 0x1.94f392p-6f;
+    g = g * w - 0x1.86071ep-3f;
+    g = g * w + 0x1.9f9938p-1f;
+    g = g * w - 0x1.a51a5ap+0f;
+    g = g * w + 1.0f;
+    double left = -(d_log2_wide(r * g) * 0x1.62e42fefa39efp-1) - l - right;
+    float v = (float)(x < 0.0f ? left : right) + 0.0f;  // the polynomial gives -0 at 1
+    v = (a == D_INF) | (a == 0.0f) | ((x < 0.0f) & (r == 0.0f)) ? D_INF : v;
+    return x != x ? x : v;
 }
 
 #undef D_SHIFT
@@ -376,6 +425,7 @@ D_LIBM_DOUBLE(erf)
 D_LIBM_DOUBLE(sin)
 D_LIBM_DOUBLE(cos)
 D_LIBM_DOUBLE(atan)
+D_LIBM_DOUBLE(lgamma)
 // What is next to poles, and in loops that are no vectors'.
 D_INLINE double d_libm_sin(double x) { return __builtin_sin(x); }
 D_INLINE double d_libm_cos(double x) { return __builtin_cos(x); }
@@ -394,7 +444,6 @@ D_UNARY(d_cosh, __builtin_cosh)
 D_UNARY(d_asinh, __builtin_asinh)
 D_UNARY(d_acosh, __builtin_acosh)
 D_UNARY(d_atanh, __builtin_atanh)
-D_UNARY(d_lgamma, __builtin_lgamma)
 
 // Without errno GCC makes sqrt(x) of pow(x, 0.5), which is NaN in the place of inf at -inf, and -0.0 in that of 0.0 at -0.0.
 #define D_POW(T, general)                                                                                  \
