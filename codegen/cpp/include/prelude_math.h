@@ -1,8 +1,9 @@
-// Exponentials, logarithms, error and trigonometric functions of the kernels' prelude.
+// Exponentials, logarithms, powers, error, gamma and trigonometric functions of the kernels' prelude, and remainders.
 //
 // Every float polynomial is a minimax fit of this project: Lawson's reweighted least squares (C. L. Lawson, 1961) on
-// 1500 Chebyshev points against 40-digit references, coefficients rounded to float one by one with a refit of the rest.
-// Float versions are branch-free so that GCC vectorises them; each is within 2 ulp over all floats (see the tests).
+// 1500 Chebyshev points, or Remez's exchange on 800 (angles, powers, gamma), against 40-digit references, coefficients
+// rounded to float one by one with a refit of the rest. Float versions are branch-free so that GCC vectorises them, or
+// have two ways (prelude_lanes.h); each is within 2 ulp over all floats, gamma's right of 0 (see the tests).
 #ifndef DCIR_PRELUDE_MATH_H
 #define DCIR_PRELUDE_MATH_H
 
