@@ -50,7 +50,6 @@ D_UNARY(d_ceil, __builtin_ceil)
 D_UNARY(d_trunc, __builtin_trunc)
 D_UNARY(d_round, __builtin_rint)  // half to even: the rounding mode is never changed
 D_BINARY(d_copysign, __builtin_copysign)
-D_BINARY(d_fmod, __builtin_fmod)
 D_BINARY(d_nextafter, __builtin_nextafter)
 D_BINARY(d_hypot, __builtin_hypot)
 

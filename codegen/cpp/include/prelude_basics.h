@@ -18,21 +18,7 @@
     D_INLINE T d_min_constant(T x, T y) { return y < x ? y : x; }                                           \
     D_INLINE T d_max_constant(T x, T y) { return y > x ? y : x; }                                           \
     D_INLINE T d_fmin(T x, T y) { return (x < y) | (y != y) ? x : y; }                                      \
-    D_INLINE T d_fmax(T x, T y) { return (x > y) | (y != y) ? x : y; }                                      \
-    /* Python's sign rule: the remainder has the sign of the divisor. */                                    \
-    D_INLINE T d_remainder(T x, T y) {                                                                      \
-        T r = d_fmod(x, y);                                                                                 \
-        return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;                                                 \
-    }                                                                                                       \
-    /* Exact even where x / y rounds up to an integer; the quotient comes from the remainder. */            \
-    D_INLINE T d_floor_div(T x, T y) {                                                                      \
-        T r = d_fmod(x, y), q = (x - r) / y;                                                                \
-        q = (r != 0) & ((r < 0) != (y < 0)) ? q - 1 : q;                                                    \
-        T f = d_floor(q);                                                                                   \
-        f = q - f > T(0.5) ? f + 1 : f;                                                                     \
-        f = q == 0 ? d_copysign(T(0), x / y) : f;                                                           \
-        return y == 0 ? x / y : f;                                                                          \
-    }
+    D_INLINE T d_fmax(T x, T y) { return (x > y) | (y != y) ? x : y; }
 D_FLOAT_BASICS(float)
 D_FLOAT_BASICS(double)
 

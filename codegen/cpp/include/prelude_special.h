@@ -1,6 +1,22 @@
-// The inverse error function, the digamma function and its derivatives, orthogonal polynomials: one text for CPUs and for devices.
+// Remainders, the inverse error function, the digamma function and its derivatives, orthogonal polynomials: one text for CPUs and for devices.
 #ifndef DCIR_PRELUDE_SPECIAL_H
 #define DCIR_PRELUDE_SPECIAL_H
+
+// Templates, since what d_fmod of floats is made of is compiled for those who call it.
+// Python's sign rule: the remainder has the sign of the divisor.
+template <class T> D_INLINE T d_remainder(T x, T y) {
+    T r = d_fmod(x, y);
+    return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;
+}
+// Exact even where x / y rounds up to an integer; the quotient comes from the remainder.
+template <class T> D_INLINE T d_floor_div(T x, T y) {
+    T r = d_fmod(x, y), q = (x - r) / y;
+    q = (r != 0) & ((r < 0) != (y < 0)) ? q - 1 : q;
+    T f = d_floor(q);
+    f = q - f > T(0.5) ? f + 1 : f;
+    f = q == 0 ? d_copysign(T(0), x / y) : f;
+    return y == 0 ? x / y : f;
+}
 
 // Winitzki's closed form (2008, two digits), then Halley steps on erfc, which keeps the tail's accuracy.
 static inline double d_erfinv(double x) {
@@ -89,14 +105,11 @@ D_INLINE double d_polygamma(double n, double x) {
 }
 D_INLINE float d_polygamma(float n, float x) {
     if (n == 1.0f && x < 0.0f && x == d_floor(x) && x > -D_INF) {
-        float pole = __builtin_sinf(3.14159265f * x);
+        float pole = d_libm_sin(3.14159265f * x);
         return 9.86960440f / (pole * pole);
     }
     return (float)d_polygamma_double(n, x);
 }
-
-D_UNARY(d_libm_sin, __builtin_sin)
-D_UNARY(d_libm_cos, __builtin_cos)
 
 D_INLINE long long d_degree(float n) { return d_f32_to_i64(n); }
 D_INLINE long long d_degree(double n) { return d_f64_to_i64(n); }

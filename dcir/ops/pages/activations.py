@@ -82,6 +82,24 @@ def leaky_relu(ctx: Lowering, x: Ref, slope: float = 0.01) -> Ref:
     return ctx.pointwise(lambda v: where(v > 0, v, v * slope), x)
 
 
+@operator("aten.rrelu_with_noise_functional.default", samples=lambda: [
+    Sample((rand(3, 5), rand(3, 5), 0.1, 0.4, False)), Sample((specials(), specials(), 0.25, 0.25)),
+])  # fmt: skip
+def rrelu(
+    ctx: Lowering,
+    x: Ref,
+    noise: Ref,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: None = None,
+) -> tuple[Ref, Ref]:
+    """Outside of training a leaky ReLU with the mean of both slopes; the noise stays as it was."""
+    if training:
+        raise NotNative("slopes by chance")
+    return leaky_relu(ctx, x, (lower + upper) / 2), noise
+
+
 def _elu(x: Ref, ctx: Lowering, alpha: float, scale: float, input_scale: float) -> Ref:
     def fn(v: Expr) -> Expr:
         return where(v > 0, v * scale, call("expm1", v * input_scale) * (alpha * scale))

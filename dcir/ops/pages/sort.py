@@ -46,7 +46,15 @@ def _samples(**kw: Any) -> Callable[[], Iterable[Sample]]:
             yield Sample(
                 (torch.stack([specials(), specials().roll(3)]),), {"stable": True, **more}, name="special values"
             )
+            for dtype in (torch.float32, torch.float64):
+                many = torch.stack([specials().repeat(20), specials().repeat(20).roll(3)]).to(dtype)
+                yield Sample((many,), {"stable": True, **more}, name=f"many special values, {dtype}")
+            for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool):
+                many = rand(2, 200, dtype=torch.int64, low=-70000, high=70000).to(dtype)
+                yield Sample((many,), {"stable": True, **more}, name=f"many ties, {dtype}")
         yield Sample((rand(30, 4),), {**kw, "dim": 0}, name="columns")
+        yield Sample((rand(150, 4),), {**kw, "dim": 0}, name="long columns")
+        yield Sample((_unique(3, 120, dtype=torch.bfloat16),), {**kw, "dim": -1}, name="many of bf16")
         yield Sample((_unique(5, 9, dtype=torch.bfloat16),), {**kw, "dim": -1}, name="bf16")
         yield Sample((rand(),), {**kw, "dim": 0}, name="scalar")
         yield Sample((rand(0, 3),), {**kw, "dim": 0}, name="empty")
@@ -108,6 +116,7 @@ def msort(ctx: Lowering, x: Ref) -> Ref:
 def _tops() -> Iterable[Sample]:
     yield Sample((rand(3, 37), 5))
     yield Sample((rand(3, 300), 4, 1, False), name="smallest of many")
+    yield Sample((rand(3, 300), 40), name="many of many")
     yield Sample((rand(25, 4), 7, 0, True, True), name="columns")
     yield Sample((_unique(6, 9, dtype=torch.int32), 9), name="all")
     yield Sample((_unique(2, 90, dtype=torch.bfloat16), 3), name="bf16")
@@ -153,6 +162,7 @@ def kthvalue(ctx: Lowering, x: Ref, k: int, dim: int = -1, keepdim: bool = False
 
 @operator("aten.median.dim", samples=lambda: [
     Sample((_unique(3, 37), 1)), Sample((_unique(30, 3), 0, True)), Sample((_unique(4, 5, dtype=torch.int64), -1)),
+    Sample((_unique(3, 200), 1)),
     Sample((torch.tensor([[1.0, float("nan"), 0.0, 3.0], [3.0, 1.0, 2.0, 0.0]]), 1), name="NaN"), Sample((rand(), 0)),
 ])  # fmt: skip
 def median_dim(ctx: Lowering, x: Ref, dim: int, keepdim: bool = False) -> tuple[Ref, Ref]:

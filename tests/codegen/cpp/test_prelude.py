@@ -13,11 +13,15 @@ from dcir.isa import host_isa
 
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 UNARY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "sin", "cos", "sqrt", "rsqrt",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "sin", "cos", "atan", "sqrt", "rsqrt",
 )  # fmt: skip
+BINARY = {
+    "pow": np.power, "atan2": np.arctan2, "fmod": np.fmod, "remainder": np.mod, "floor_div": np.floor_divide,
+}  # fmt: skip
 ULP = 2.0
 FOLDED = (16, 32, 64, 128)
 SHAPES = {
+    "lgamma": ("float", "float", "d_lgamma(x[i])"),
     "to_bf16": ("float", "bf16_t", "d_f32_to_bf16(x[i])"),
     "from_bf16": ("bf16_t", "float", "d_bf16_to_f32(x[i])"),
     "to_f16": ("float", "_Float16", "d_f32_to_f16(x[i])"),
@@ -37,6 +41,9 @@ def source():
     for name, (src, dst, body) in shapes.items():
         head = f'extern "C" void {name}(const {src} *__restrict__ x, {dst} *__restrict__ y, long n)'
         lines.append(f'{head} {{ _Pragma("omp simd") for (long i = 0; i < n; i++) y[i] = {body}; }}')
+    for name in BINARY:
+        head = f'extern "C" void {name}(const float *__restrict__ x, const float *__restrict__ y, float *__restrict__ z, long n)'
+        lines.append(f'{head} {{ _Pragma("omp simd") for (long i = 0; i < n; i++) z[i] = d_{name}(x[i], y[i]); }}')
     lines.append(
         'extern "C" void philox(unsigned a, unsigned b, unsigned long long c, unsigned long long d, unsigned *o)'
         "{ d_philox r = d_philox4x32_10(a, b, c, d); o[0] = r.x; o[1] = r.y; o[2] = r.z; o[3] = r.w; }"
@@ -85,6 +92,8 @@ def floats():
 
 def reference(name, x):
     x = x.astype(np.float64)
+    if name == "atan":
+        return np.arctan(x)
     if name == "erf":
         return torch.erf(torch.from_numpy(x)).numpy()
     if name == "sigmoid":
@@ -114,6 +123,109 @@ def test_accuracy(unit, name):
     assert error[worst] <= ULP, f"{name}({x[worst].item().hex()}) = {got[worst]}: {error[worst]:.2f} ulp"
 
 
+def pairs():
+    """All pairs of special values, of random bits, of numbers near each other in size, and of wholes; in another order for every use."""
+    rng = np.random.default_rng(0)
+    n = 1 << 19
+    special = [
+        0.0,
+        1e-45,
+        1.1754942e-38,
+        1.17549435e-38,
+        0.1,
+        0.5,
+        1.0,
+        1.5,
+        2.0,
+        3.0,
+        2.0**23,
+        2.0**24 + 2,
+        3.4028235e38,
+        np.inf,
+        np.nan,
+    ]
+    special = np.array([*special, *(-v for v in special)], np.float32)
+    bits = rng.integers(0, 1 << 32, (2, n), dtype=np.uint32).view(np.float32)
+    near = (rng.normal(size=(2, n)) * np.exp(rng.normal(size=(2, n)) * 3)).astype(np.float32)
+    whole = rng.integers(-300, 300, (2, n)).astype(np.float32) * np.float32(0.1) ** rng.integers(0, 2, n).astype(
+        np.float32
+    )
+    close = np.stack([near[0], near[0] * (1 + rng.integers(-4, 5, n) * 2.0**-23).astype(np.float32)])
+    crossed = np.array(np.meshgrid(special, special), np.float32).reshape(2, -1)
+    both = np.concatenate([crossed, bits, near, whole, close], axis=1)
+    return np.ascontiguousarray(both[:, rng.permutation(both.shape[1])])
+
+
+def apply_pairs(unit, name, x, y):
+    out = np.empty_like(x)
+    getattr(unit[0], name)(*(ctypes.c_void_p(a.ctypes.data) for a in (x, y, out)), ctypes.c_long(len(x)))
+    return out
+
+
+@pytest.mark.parametrize("name", ["pow", "atan2"])
+def test_accuracy_of_pairs(unit, name):
+    x, y = pairs()
+    got = apply_pairs(unit, name, x, y)
+    with np.errstate(all="ignore"):
+        want = BINARY[name](x.astype(np.float64), y.astype(np.float64))
+        error = ulps(got.astype(np.float64), want)
+    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+    assert error[worst] <= ULP, (
+        f"{name}({x[worst].item().hex()}, {y[worst].item().hex()}) = {got[worst]}: {error[worst]:.2f} ulp"
+    )
+    zero = (want == 0) & (got == 0)
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]))
+
+
+@pytest.mark.parametrize("name", ["fmod", "remainder", "floor_div"])
+def test_remainders_are_exact(unit, name):
+    """Of quotients of all sizes, with the signs of zeros, in vectors and in what is left after them."""
+    x, y = pairs()
+    with np.errstate(all="ignore"):
+        want = BINARY[name](x, y)
+        if name == "remainder":  # NumPy's zero has the divisor's sign, torch's that of fmod
+            rest = np.fmod(x, y)
+            want = np.where(rest == 0, rest, want)
+    for got, expected in (
+        (apply_pairs(unit, name, x, y), want),
+        (np.concatenate([apply_pairs(unit, name, x[i : i + 1], y[i : i + 1]) for i in range(500)]), want[:500]),
+    ):
+        np.testing.assert_array_equal(got, expected)
+        zero = expected == 0
+        np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
+
+
+def test_logarithms_of_gamma(unit):
+    """Right of 0 also next to the zeros at 1 and 2; left of it, where zeros lie between poles, the error is of what cancels."""
+    rng = np.random.default_rng(0)
+    steps = np.arange(-5000, 5000)
+    x = np.concatenate(
+        [floats(), rng.uniform(0, 4, 1 << 18), rng.uniform(-40, 0, 1 << 18), 1 + steps * 2.0**-23, 2 + steps * 2.0**-22]
+    )
+    x = np.concatenate([x, [1.0, 2.0, 0.0, -0.0, -1.0, -2.0, np.inf, -np.inf, 1e-45, -1e-45]]).astype(np.float32)
+    got = apply(unit, "lgamma", x, np.empty_like(x)).astype(np.float64)
+    want = torch.lgamma(torch.from_numpy(x.astype(np.float64))).numpy()
+    right = x > 0
+    assert np.isnan(got[np.isnan(x)]).all() and not np.signbit(got[x == 1]).any()
+    assert ulps(got[right], want[right]).max() <= 1.0
+    left, sure = got[x <= 0], want[x <= 0]
+    np.testing.assert_array_equal(np.isinf(left), np.isinf(sure.astype(np.float32)))
+    far = np.isfinite(left)
+    assert (np.abs(left - sure)[far] <= 2.5e-7 * np.maximum(1, np.abs(sure[far]))).all()
+
+
+def test_lanes_do_not_see_their_neighbours(unit):
+    """A rare argument sends its whole vector the long way: the others' results stay as they are, in vectors and beside them."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=4096) * 100).astype(np.float32)
+    mixed = np.where(rng.random(4096) < 0.1, np.float32(3e38), x)
+    for name in ("sin", "cos"):
+        alone = np.concatenate([apply(unit, name, v[None], np.empty(1, np.float32)) for v in x])
+        np.testing.assert_array_equal(apply(unit, name, x, np.empty_like(x)), alone)
+        got = apply(unit, name, mixed, np.empty_like(x))
+        np.testing.assert_array_equal(got[mixed == x], alone[mixed == x])
+
+
 @pytest.mark.parametrize("name", UNARY)
 def test_special_values(unit, name):
     x = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45], np.float32)
@@ -125,7 +237,7 @@ def test_special_values(unit, name):
     np.testing.assert_array_equal(np.signbit(got[keep]), np.signbit(want[keep]))
 
 
-@pytest.mark.parametrize("name", [*UNARY, *SHAPES])
+@pytest.mark.parametrize("name", [*UNARY, *BINARY, *SHAPES])
 def test_loops_are_vectorised(unit, name):
     if name == "to_u8" and host_isa().vectors != "avx512":
         pytest.skip("only AVX-512 converts vectors to integers of 64 bits")
