@@ -101,7 +101,45 @@ def _cases() -> dict[str, Case]:
         found[f"convolutions-{name}"] = (
             lambda: nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()), (4, 32, 28, 28), dtype,
         )  # fmt: skip
-    return found
+    return found | _images()
+
+
+def _images() -> dict[str, Case]:
+    """Layers between two 1x1 convolutions, in both layouts, as they stand in networks: alone, their layout is the caller's."""
+    layers: dict[str, Callable[[], nn.Module]] = {
+        "max-5": lambda: nn.MaxPool2d(5, 1, 2),
+        "max-13": lambda: nn.MaxPool2d(13, 1, 6),
+        "mean-3": lambda: nn.AvgPool2d(3, 1, 1),
+        "adaptive-7": lambda: nn.AdaptiveAvgPool2d(7),
+        "group-norm": lambda: nn.GroupNorm(8, 64),
+        "bilinear": _resized(scale_factor=2, mode="bilinear"),
+        "bilinear-1.7": _resized(scale_factor=1.7, mode="bilinear"),
+        "nearest": _resized(scale_factor=2),
+        "replicated": lambda: nn.ReplicationPad2d(3),
+        "mirrored": lambda: nn.ReflectionPad2d(3),
+        "scaled": lambda: nn.Conv2d(64, 64, 1, groups=64),
+        "depthwise-7": lambda: nn.Conv2d(64, 64, 7, padding=3, groups=64),
+        "depthwise-13": lambda: nn.Conv2d(64, 64, 13, padding=6, groups=64),
+        "depthwise-31": lambda: nn.Conv2d(64, 64, 31, padding=15, groups=64),
+        "multiplied": lambda: nn.Sequential(nn.Conv2d(64, 128, 3, padding=1, groups=64), nn.Conv2d(128, 64, 3, padding=1, groups=64)),
+        "strided-groups": lambda: nn.Conv2d(64, 64, 3, 2, 1, groups=16),
+        "transposed": lambda: nn.ConvTranspose2d(64, 64, 4, 2, 1),
+        "dilated": lambda: nn.Conv2d(64, 64, 3, padding=4, dilation=4),
+    }  # fmt: skip
+
+    def between(make: Callable[[], nn.Module], form: torch.memory_format) -> Callable[[], nn.Module]:
+        def made() -> nn.Module:
+            net = nn.Sequential(nn.Conv2d(64, 64, 1), make(), nn.Conv2d(64, 32, 1))
+            return net.to(memory_format=form)  # type: ignore[call-overload, no-any-return]  # its stub has no formats
+
+        return made
+
+    forms = {"last": torch.channels_last, "planes": torch.contiguous_format}
+    return {
+        f"{form}-{name}": (between(make, forms[form]), (2, 64, 40, 40), torch.float32)
+        for name, make in layers.items()
+        for form in forms
+    }
 
 
 def timed(case: Case, *, train: bool, rounds: int = 9) -> tuple[float, float, float]:
