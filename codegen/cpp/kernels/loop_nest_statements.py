@@ -333,7 +333,7 @@ class Statements:
             self.held |= dict.fromkeys(first.reads, held)
             self._by_outcome(others, write)
             self.close()
-        for read in first.reads:
+        for read in set(first.reads):
             del self.held[read]
 
     def _steadily_read(self, roots: Sequence[int], d: int) -> list[int]:
@@ -346,7 +346,7 @@ class Statements:
                 if all(a in steady for a in self._condition_of(i)):
                     found.append(i)
             elif not moves_on and not isinstance(s, Gather | Reduce) and all(a in steady for a in s.args):
-                steady.add(i)
+                steady |= {i} - set(self.buffered)  # what has a place in a row is written along it
         return found
 
     def _condition_of(self, i: int) -> tuple[int, ...]:

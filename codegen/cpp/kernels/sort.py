@@ -19,6 +19,8 @@ from dcir.cost.machine import Machine
 from dcir.ir.types import FLOATS, compute_type
 from dcir.ops.library.sort import SortSpec
 
+text_of = templates("kernels/sort")
+
 # Below this many elements a second thread costs more than it brings.
 SERIAL_POINTS = 4096
 # A short list pays while inserting into it stays rare and cheap.
@@ -67,13 +69,12 @@ def plan_sort(spec: SortSpec, machine: Machine) -> KernelPlan:
             f"d_sort_pairs(a, a + {spec.n}, {spec.n}, &in_b);",
             f"const d_pair* best = in_b ? a + {spec.n} : a;",
         ]
-    parts = templates("kernels/sort")
     if dealt and not short:
         value = f"long long i = best[to].at; const auto value = {element}; i = to;"
-        functions = parts.dealt(key=CPP_TYPE[compute], **_word(compute, spec.descending))
+        functions = text_of.dealt(key=CPP_TYPE[compute], **_word(compute, spec.descending))
     else:
         value = f"const long long i = to; const auto value = {cast_expr('best[i].key', compute, spec.dtype)};"
-        functions = parts.functions(key=CPP_TYPE[compute], before=_before(compute, spec.descending))
+        functions = text_of.functions(key=CPP_TYPE[compute], before=_before(compute, spec.descending))
     lines += [
         f"for (long long to = 0; to < {spec.k}; to++) {{",
         value,
