@@ -54,6 +54,7 @@ ROW_BUFFER_BYTES = 32768
 SUM_BLOCK = 64
 # Partial results of a reduction along a row.
 ROW_LANES = (64, 32, 16)
+# Rows whose elements are a lane each, from row to row.
 SHORT_ROWS = (4, 8, 16)
 
 

@@ -316,7 +316,7 @@ class Statements:
             write()
             self.close()
             self.held = {}
-            self.tested = tested
+            self.tested = tested  # several reads of one condition have one test here, and each its own there
             self.open("else")
             write()
             self.close()

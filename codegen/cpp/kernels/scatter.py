@@ -33,6 +33,7 @@ from dcir.ops.library.scatter import ScatterSpec, unambiguous
 SERIAL_POINTS = 8192
 # Neighbouring elements that stay in one job: a few cache lines.
 BLOCK = 64
+# The same of what is only read side by side: one line.
 LINE = 16
 
 
