@@ -40,7 +40,7 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.scalar_tensors import remainders_stay_numbers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
-from dcir.frontends.torch.shapes.conditions import OneSize, asked_numbers, asked_sizes, branches
+from dcir.frontends.torch.shapes.conditions import OneSize, asked_numbers, asked_sizes, branches, only_beyond_one
 from dcir.frontends.torch.shapes.given_sizes import symbols
 from dcir.frontends.torch.shapes.kept_moving import KeptMoving
 from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
@@ -348,7 +348,10 @@ def _traced_with_symbols(
     graphs = [first.graph] if backward is None else [first.graph, backward.graph]
     if not symbols(first.graph):
         return Refusal("the trace for all sizes has none: the graph takes each for a constant")
-    found = (*(c for asked_for in conditions for c in asked_for), *(c for graph in graphs for c in branches(graph)))
+    beyond = tuple(c for graph in graphs for c in branches(graph))
+    if TracingContext.try_get() is not None and (condition := only_beyond_one(first.graph, beyond)) is not None:
+        set_one_apart(str(condition))
+    found = (*(c for asked_for in conditions for c in asked_for), *beyond)
     under = tuple(dict.fromkeys(found))
     context = replace(first.context, conditions=under)
     try:

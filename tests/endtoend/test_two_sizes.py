@@ -42,7 +42,7 @@ EXPECTED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "transformers-roberta": ({}, ONE_PROGRAM),
     "transformers-dinov2": ({"pixel_values": (3, 3, 48, 48)}, _CUT),
     "transformers-mamba": ({}, "too few values"),
-    "transformers-mixtral": ({}, "too few values"),
+    "transformers-mixtral": ({}, ONE_PROGRAM),
     "transformers-segformer": ({"pixel_values": (3, 3, 96, 96)}, _CUT),
     "transformers-t5": ({}, ONE_PROGRAM),
     "transformers-vit": ({"pixel_values": (3, 3, 32, 32)}, PIECES),

@@ -119,7 +119,10 @@ def branches(gm: fx.GraphModule) -> list[Any]:
     environment = next((n.node.shape_env for n in _symbolic(gm)), None)
     if environment is None:
         return []
-    hints = {s: sympy.Integer(int(v)) for s, v in environment.backed_var_to_val.items()}
+    hints = _hints(environment)
+    # A quotient that a guard says to be a size is asked for with that one.
+    equations = [g.expr.args for g in environment.guards if isinstance(g.expr, sympy.Eq)]
+    sizes = {side for a, b in equations for side, other in ((a, b), (b, a)) if other.is_symbol}
     found: dict[Any, None] = {}
 
     def here(expression: Any) -> Any:
@@ -137,12 +140,30 @@ def branches(gm: fx.GraphModule) -> list[Any]:
                 found[(sympy.Ge if here(part.args[0]) >= 0 else sympy.Le)(part.args[0], 0)] = None
             elif isinstance(part, sympy.core.relational.Relational):
                 found[part if here(part) == sympy.true else sympy.Not(part)] = None
-            elif _divided_by_sizes(part) and not _comes_out(part):
+            elif _divided_by_sizes(part) and part not in sizes and not _comes_out(part):
                 far = _far_away(part)
                 # A size over another one is no function of one; a remainder is one where the quotient stays.
                 stays = FloorDiv(*part.args) if isinstance(part, (Mod, PythonMod)) and far is None else part
                 found[sympy.Eq(stays, here(stays) if far is None else far)] = None
     return [c for c in found if c != sympy.true and not _always(c)]
+
+
+def _hints(environment: Any) -> dict[Any, Any]:
+    return {s: sympy.Integer(int(v)) for s, v in environment.backed_var_to_val.items()}
+
+
+def only_beyond_one(gm: fx.GraphModule, found: Sequence[Any]) -> Any:
+    """One of the conditions of ``branches`` that the trace does not meet itself, of a size that is 1 there; None if there is none.
+
+    ``16 // n`` is 0 at all sizes but the first ones, so that is what programs are for; where n is 1, as it may always be, there is none.
+    """
+    environment = next((n.node.shape_env for n in _symbolic(gm)), None)
+    hints = {} if environment is None else _hints(environment)
+    for condition in found:
+        ones = any(hints.get(s) == 1 for s in condition.free_symbols)
+        if ones and not holds(condition, {str(s): int(v) for s, v in hints.items()}):
+            return condition
+    return None
 
 
 def _divided_by_sizes(part: Any) -> bool:

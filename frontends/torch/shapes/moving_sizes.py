@@ -65,7 +65,8 @@ class MovingSizes(Programs):
         self._under_way, self._none_for = False, set[tuple[int, ...]]()
         self._failed: Exception | None = None
         # Dynamo asks for its own in every call.
-        self._conditions = Conditions(gm, context.conditions) if context.conditions else None
+        self._every = Conditions(gm, context.conditions)
+        self._conditions = self._every if context.conditions else None
         self._traced = Conditions(gm, context.conditions, rests=False)
         self._limits, self._rows, self._together = _limits(gm), _rows_of_products(gm), _sizes_of_tensors(gm)
         self._of_layouts, self._met = _only_of_layouts(gm), Met()
@@ -166,7 +167,7 @@ class MovingSizes(Programs):
             self.reason = f"{most} is no size"
             raise NoProgramForSizes(self.reason)
         # How a forward leaves what it keeps is asked for sizes that its backward has by themselves.
-        follows = self._traced.sums(values) if self.backward is None else {}
+        follows = self._every.sums(values) if self.backward is None else {}
         first = self._met.equal({name: value for name, value in values.items() if name not in follows})
         first = {name: first.get(name, name) for name in values}
         for pair in self._traced.equal():

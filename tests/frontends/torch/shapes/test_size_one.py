@@ -199,3 +199,21 @@ def test_whether_an_input_is_cut_is_not_asked():
         past, new = torch.randn(1, 2, whole, 16)[:, :, :length], torch.randn(1, 2, 1, 16)
         torch.testing.assert_close(fast(past, new), _repeated(past, new))
     assert len(fast.dcir.explain().graphs) == 2
+
+
+def test_a_quotient_that_is_another_one_at_one():
+    """Where a batch of 1 divides what was computed before, 16 // 1 is not what 16 // n is elsewhere: lengths share a trace for 1."""
+    memory = torch.randn(1, 16, 8)
+
+    def crossed(x):
+        heads = (x.shape[0], -1, 2, 4)
+        query = (x.unsqueeze(-1) * memory[0, 0]).view(heads).transpose(1, 2)
+        keys = memory.view(heads).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(query, keys, keys)
+
+    fast = dcir.optimize(crossed)
+    with torch.no_grad():
+        for length in (7, 4, 11, 12, 19, 5):
+            x = torch.randn(1, length)
+            torch.testing.assert_close(fast(x), crossed(x))
+    assert len(fast.dcir.explain().graphs) <= 2

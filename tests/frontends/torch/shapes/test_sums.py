@@ -1,20 +1,21 @@
-"""Sizes that are sums of others: a mask as long as a cache and what is new, a number that counts from 0."""
+"""Sizes that are sums of others: a mask as long as a cache and what is new, a number that counts from 0; rows that are a product of two."""
 
 import itertools
+import math
 import operator
 
 import pytest
 import sympy
 import torch
 from torch import nn
-from torch.utils._sympy.functions import Max
+from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 import dcir
 from dcir.frontends.torch.shapes.sums import sums
 from tests.harness import check_close
 
-A, B, C = sympy.symbols("s0 s1 s2", integer=True, positive=True)
-VALUES = {"s0": 12, "s1": 11, "s2": 2}
+A, B, C, D = sympy.symbols("s0 s1 s2 s3", integer=True, positive=True)
+VALUES = {"s0": 12, "s1": 11, "s2": 2, "s3": 22}
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,15 @@ VALUES = {"s0": 12, "s1": 11, "s2": 2}
         ([sympy.Gt(A, B), sympy.Le(A, B + 1)], {"s0": "s1 + 1"}),
         ([sympy.Ge(A, B - 1 + Max(0, C))], {"s0": "s1 + s2 - 1"}),
         ([sympy.Eq(A, B + 1, evaluate=False), sympy.Eq(B, C + 9, evaluate=False)], {"s0": "s2 + 10", "s1": "s2 + 9"}),
+        ([sympy.Eq(4 * A, 4 * B * C - 40, evaluate=False)], {"s0": "s1*s2 - 10"}),
+        ([sympy.Eq(FloorDiv(D, C), B, evaluate=False), sympy.Eq(Mod(D, C), 0, evaluate=False)], {"s3": "s1*s2"}),
+        # Something is left over; no equation; a size on both sides.
+        ([sympy.Eq(FloorDiv(D, C), B, evaluate=False)], {}),
+        ([sympy.Le(B * C, D)], {}),
+        ([sympy.Eq(D * C, B * C * C, evaluate=False)], {}),
         # There is room; another size; no sum; one size alone; something subtracted; a size times two.
         ([sympy.Le(B, A)], {}),
-        ([sympy.Le(B + 1, sympy.Symbol("s3"))], {}),
+        ([sympy.Le(B + 1, sympy.Symbol("s4"))], {}),
         ([sympy.Ge(132, A * B)], {}),
         ([sympy.Le(A, 12)], {}),
         ([sympy.Le(A + B, 23)], {}),
@@ -115,3 +122,34 @@ def test_numbers_that_count_from_zero():
         torch.testing.assert_close(fast(x, Counted(start)), net(x, Counted(start)))
         made.append(len(fast.dcir.explain().graphs))
     assert made[-1] == made[3] <= 4, made
+
+
+def said(whole, rows):
+    """Rows of all texts, and of how many each is one: nothing is asked of the quotient but to be that."""
+    batch, length = rows.shape
+    whole = whole.view(batch, -1, 4)
+    torch._check(whole.shape[1] == length)
+    return rows.exp().unsqueeze(-1) * whole.relu() + whole.flatten(0, 1)[:1]
+
+
+def viewed(whole, rows):
+    return rows.unsqueeze(-1).exp() * whole.relu().view(*rows.shape, 4)
+
+
+@pytest.mark.parametrize(
+    ("fn", "sizes"),
+    [
+        (said, [(12, 31), (14, 57), (20, 33), (13, 50), (40, 64), (17, 40)]),
+        (viewed, [(12, 31), (14, 57), (20, 33), (13, 50), (1, 7), (3, 1)]),
+        (viewed, [(2, 3, 5), (3, 7, 4), (4, 6, 9), (8, 3, 2)]),
+    ],
+)
+@torch.no_grad()
+def test_rows_that_are_a_product(fn, sizes):
+    """The rows of all texts lie behind each other: one program after the first sizes."""
+    torch._dynamo.reset()
+    fast = dcir.optimize(fn)
+    for shape in sizes:
+        given = torch.randn(math.prod(shape), 4), torch.randn(shape)
+        check_close(fast(*given), fn(*given), fn(*(x.double() for x in given)))
+    assert len(fast.dcir.explain().graphs) == 2
