@@ -15,7 +15,7 @@ from tests.rotation import chosen
 
 _AT_ONCE = 3
 _TEXT = {"input_ids": (3, 17), "decoder_input_ids": (3, 9)}
-_CUT = "no samples of the sizes fix what depends on them"  # sizes in pieces that leave a rest
+_FEW = "too few values"  # of sizes that are cut without a rest, as far as programs reach
 _NO_POLYNOMIAL = "no polynomial of the sizes"
 
 # By name the second size of each input that has another one than `_TEXT`, and what runs it.
@@ -40,13 +40,13 @@ EXPECTED: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "transformers-phi": ({}, ONE_PROGRAM),
     "transformers-qwen2": ({}, ONE_PROGRAM),
     "transformers-roberta": ({}, ONE_PROGRAM),
-    "transformers-dinov2": ({"pixel_values": (3, 3, 48, 48)}, _CUT),
-    "transformers-mamba": ({}, "too few values"),
+    "transformers-dinov2": ({"pixel_values": (3, 3, 48, 48)}, ONE_PROGRAM),
+    "transformers-mamba": ({}, _FEW),
     "transformers-mixtral": ({}, ONE_PROGRAM),
-    "transformers-segformer": ({"pixel_values": (3, 3, 96, 96)}, _CUT),
+    "transformers-segformer": ({"pixel_values": (3, 3, 96, 96)}, _FEW),
     "transformers-t5": ({}, ONE_PROGRAM),
     "transformers-vit": ({"pixel_values": (3, 3, 32, 32)}, PIECES),
-    "transformers-wav2vec2": ({"input_values": (3, 560)}, _CUT),
+    "transformers-wav2vec2": ({"input_values": (3, 560)}, ONE_PROGRAM),
     "transformers-whisper-encoder": ({"input_features": (3, 8, 32)}, PIECES),
     "transformers-xlnet": ({}, _NO_POLYNOMIAL),
     "timm-densenet": ({"x": (3, 3, 48, 48)}, ONE_PROGRAM),
