@@ -64,8 +64,8 @@ class Span:
                 rows.append(f"{paths[heads[head]]} == {paths[name]}")
         for name, total in self.follows.items():
             if {name, *total.names()} <= paths.keys():
-                summands = [str(c) if not monomial else f"{c} * {paths[monomial[0][0]]}" for monomial, c in total.terms]
-                rows.append(f"{paths[name]} == {' + '.join(summands)}")
+                products = [[str(c), *(paths[s] for s, p in monomial for _ in range(p))] for monomial, c in total.terms]
+                rows.append(f"{paths[name]} == {' + '.join(map(' * '.join, products))}")
         return " and ".join(rows)
 
     def within(self, other: Span) -> Span:

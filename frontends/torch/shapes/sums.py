@@ -89,9 +89,15 @@ def _solve(room: Number, values: Mapping[str, int], found: dict[str, Polynomial]
             continue
         c = held[0][1]
         rest = (room if c < 0 else -room) + _size(name)
-        if abs(c) == 1 and isinstance(rest, Polynomial) and all(k > 0 for monomial, k in rest.terms if monomial):
-            found |= {other: _polynomial(_put(was, {name: rest})) for other, was in found.items()}
-            found[name] = rest
+        if abs(c) != 1 or not isinstance(rest, Polynomial):
+            continue
+        # A product with a sum may take something away that the sum does not.
+        now = {name: rest} | {other: _put(was, {name: rest}) for other, was in found.items()}
+        sums_of_others = {
+            other: total for other, total in now.items() if isinstance(total, Polynomial) and _adds(total)
+        }
+        if len(sums_of_others) == len(now):
+            found |= sums_of_others
             return
 
 
@@ -111,6 +117,6 @@ def _size(name: str) -> Polynomial:
     return Polynomial(((((name, 1),), 1),))
 
 
-def _polynomial(total: Number) -> Polynomial:
-    assert isinstance(total, Polynomial), "nothing is subtracted, so nothing goes away"
-    return total
+def _adds(total: Polynomial) -> bool:
+    """Whether no size or product is subtracted."""
+    return all(c > 0 for monomial, c in total.terms if monomial)

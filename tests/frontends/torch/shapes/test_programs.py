@@ -26,6 +26,7 @@ class _Sized:
         ({"s0": "s0", "s1": "s1", "s2": "s2"}, {}),
         ({"s0": "s0", "s1": "s0", "s2": "s2"}, {}),
         ({"s0": "s0", "s1": "s1", "s2": "s2"}, {"s1": 2 * size("s0") + size("s2") - 1}),
+        ({"s0": "s0", "s1": "s1", "s2": "s2"}, {"s1": size("s0") * size("s0") * size("s2") + size("s0")}),
     ],
 )
 def test_the_condition_of_a_span_is_that_values_are_in_it(

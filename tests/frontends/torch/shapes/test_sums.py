@@ -14,8 +14,8 @@ import dcir
 from dcir.frontends.torch.shapes.sums import sums
 from tests.harness import check_close
 
-A, B, C, D = sympy.symbols("s0 s1 s2 s3", integer=True, positive=True)
-VALUES = {"s0": 12, "s1": 11, "s2": 2, "s3": 22}
+A, B, C, D, E = sympy.symbols("s0 s1 s2 s3 s5", integer=True, positive=True)
+VALUES = {"s0": 12, "s1": 11, "s2": 2, "s3": 22, "s5": 1}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,9 @@ VALUES = {"s0": 12, "s1": 11, "s2": 2, "s3": 22}
         ([sympy.Eq(A, B + 1, evaluate=False), sympy.Eq(B, C + 9, evaluate=False)], {"s0": "s2 + 10", "s1": "s2 + 9"}),
         ([sympy.Eq(4 * A, 4 * B * C - 40, evaluate=False)], {"s0": "s1*s2 - 10"}),
         ([sympy.Eq(FloorDiv(D, C), B, evaluate=False), sympy.Eq(Mod(D, C), 0, evaluate=False)], {"s3": "s1*s2"}),
+        # The product of a sum from which 10 is taken would take ten times the other size away.
+        ([sympy.Eq(D, B * C, evaluate=False), sympy.Eq(C, A * E - 10, evaluate=False)], {"s3": "s1*s2"}),
+        ([sympy.Eq(D, B * C, evaluate=False), sympy.Eq(C + 9, B, evaluate=False)], {"s1": "s2 + 9", "s3": "s2^2 + 9*s2"}),
         # Something is left over; no equation; a size on both sides.
         ([sympy.Eq(FloorDiv(D, C), B, evaluate=False)], {}),
         ([sympy.Le(B * C, D)], {}),
