@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -324,6 +325,7 @@ def _traced_with_symbols(
     overlaps: Overlaps, later: Later | None, notes: GraphNotes | None,
 ) -> Moving | Refusal:  # fmt: skip
     late: list[LateGraph] = []
+    one: OneSize | None = None
 
     def keep(graph: fx.GraphModule, context: GraphContext) -> CompiledGraph:
         late.append(LateGraph(graph, context))
@@ -334,11 +336,18 @@ def _traced_with_symbols(
         conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:
             tracing = _Tracing(keep, None, GraphContext(), overlaps, notes, settled=settled, in_place=False)
-            whole = tracing.traced(gm, inputs)
+            with warnings.catch_warnings():  # of where in the network the condition is asked, if it is in its backward
+                warnings.filterwarnings("ignore", "Error detected in ")
+                whole = tracing.traced(gm, inputs)
         except OneSize as e:
-            if TracingContext.try_get() is not None:  # else Dynamo has its trace
-                set_one_apart(str(e))
-            return Refusal(f"the trace for all sizes depends on one: {str(e).splitlines()[0]}")
+            one = e
+    if one is not None:
+        # Else Dynamo has its trace, and its guards.
+        if TracingContext.try_get() is not None:
+            set_one_apart(str(one))
+            if _made_constant(inputs, one.sizes):
+                return _traced_with_symbols(gm, inputs, compile_graph, settled, names, overlaps, later, notes)
+        return Refusal(f"the trace for all sizes depends on one: {str(one).splitlines()[0]}")
     if overlaps.traced:
         return Refusal("inputs lie in each other, and some are written")
     kinds = {graph.context.kind: graph for graph in late}
@@ -365,6 +374,20 @@ def _traced_with_symbols(
         return Refusal(str(e).splitlines()[0])
     first.program = sizes
     return Moving(sizes, whole)
+
+
+def _made_constant(inputs: Sequence[Any], sizes: Collection[Any]) -> bool:
+    """Whether some sizes of inputs have become constants in Dynamo's trace, beside others that move.
+
+    What a linear layer reads of images that are flattened is of one height and width, but of any number.
+    """
+    numbers = [n for x in inputs for n in _numbers_of(x) if isinstance(n, torch.SymInt) and n.node.expr.is_symbol]
+    fixed = [n for n in numbers if n.node.expr in sizes]
+    if not fixed or all(n.node.expr in sizes for n in numbers):
+        return False
+    for number in fixed:
+        int(number)  # a guard
+    return True
 
 
 def _with_symbols(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:

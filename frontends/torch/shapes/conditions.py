@@ -226,7 +226,17 @@ def _symbolic(gm: fx.GraphModule) -> Iterator[Any]:
 
 
 class OneSize(Exception):
-    """A trace asks for a size itself."""
+    """A trace asks for a size itself.
+
+    Attributes:
+        sizes: the symbols that the condition is on, without those that both sides are multiples of.
+    """
+
+    def __init__(self, condition: Any) -> None:
+        super().__init__(str(condition))
+        difference = sympy.factor_terms(condition.lhs - condition.rhs) if isinstance(condition, sympy.Eq) else condition
+        around = [f for f in sympy.Mul.make_args(difference) if not f.is_symbol]
+        self.sizes: frozenset[Any] = frozenset().union(*(f.free_symbols for f in around))
 
 
 @contextlib.contextmanager
@@ -251,7 +261,7 @@ def asked_sizes(environment: Any) -> Iterator[list[Any]]:
         numbers = _is_on_numbers(condition)
         one = isinstance(condition, sympy.Eq) and not _equates(condition)
         if one or (numbers and TracingContext.try_get() is None):
-            raise OneSize(str(condition))
+            raise OneSize(condition)
         if condition not in found and not numbers:
             found.append(condition)
 

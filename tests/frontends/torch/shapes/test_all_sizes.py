@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import torch
 from torch import nn
 from torch._dynamo import config
@@ -10,6 +13,7 @@ from torch._dynamo.utils import counters
 import dcir
 from dcir.frontends.torch.shapes.all_sizes import AllSizes
 from tests.driver.test_moving_program import programs
+from tests.harness import check_close
 
 SIZES = ((2, 3, 20, 26), (3, 3, 33, 18), (1, 3, 24, 30))
 
@@ -85,3 +89,24 @@ def test_sizes_that_can_only_move_together() -> None:
         torch.testing.assert_close(*gradients)
         made.append(len(fast.dcir.explain().graphs))
     assert made == [2, 4, 4, 4]
+
+
+def test_images_that_are_flattened_are_of_one_size_and_any_number() -> None:
+    """What its backward asks of heights and widths makes constants of those, quietly; others that give as many are another trace's."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layers = (nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 10))
+    exact, fast = copy.deepcopy(net).double(), dcir.optimize(copy.deepcopy(net), dynamic=True)
+    # From 16 on PyTorch asks whether another of its kernels is to run.
+    for step, size in enumerate([(5, 28, 28), (3, 28, 28), (12, 28, 28), (7, 28, 28), (4, 29, 31), (6, 29, 31)]):
+        x = torch.randn(size).unsqueeze(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if step < 4 else "ignore")
+            for module, given in ((net, x), (fast, x), (exact, x.double())):
+                module.zero_grad()
+                module(given).square().mean().backward()
+        for (name, got), want, true in zip(fast.named_parameters(), net.parameters(), exact.parameters(), strict=True):
+            check_close(got.grad, want.grad, true.grad, what=f"{name} at {size}")
+    moving, constant = programs(fast)
+    assert sorted(g.kind for g in moving) == ["backward"] * 2 + ["forward"] * 2 and not constant
