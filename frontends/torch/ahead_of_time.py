@@ -41,7 +41,7 @@ from dcir.frontends.torch.partition.recompute import recompute_cheap
 from dcir.frontends.torch.partition.rematerialize_large import GOAL, eager_peak, rematerialize_large
 from dcir.frontends.torch.scalar_tensors import remainders_stay_numbers
 from dcir.frontends.torch.shapes.batch_buckets import Trace, Traced
-from dcir.frontends.torch.shapes.conditions import OneSize, asked_numbers, asked_sizes, branches, only_beyond_one
+from dcir.frontends.torch.shapes.conditions import OneSize, asked_numbers, asked_sizes, branches, few, only_beyond_one
 from dcir.frontends.torch.shapes.given_sizes import symbols
 from dcir.frontends.torch.shapes.kept_moving import KeptMoving
 from dcir.frontends.torch.shapes.moving_sizes import Later, Moving, MovingSizes
@@ -301,12 +301,17 @@ def moving(
     Raises:
         TraceAnew: Dynamo is to trace once more.
     """
+    if TracingContext.try_get() is not None:  # else Dynamo has its guards
+        for environment in _environments(inputs):
+            _made_constant(inputs, few(environment))
     symbolic = _with_symbols(gm, inputs)
     address = address_in(keeper, lambda: (f"moving, settled {settled}", f"{names}", *graph_text(gm, symbolic)))
 
     def traced(given: Sequence[Any]) -> Moving | Refusal:
         notes = None if address is None else GraphNotes(overlaps)
         made = _traced_with_symbols(gm, given, compile_graph, settled, names, overlaps, later, notes)
+        if made is None:  # with other guards, which are part of the address
+            return moving(gm, given, compile_graph, settled, names, overlaps, later, keeper)
         if keeper is not None and address is not None and notes is not None and isinstance(made, Moving):
             notes.moving = made
             keeper.made(address, notes)
@@ -323,7 +328,8 @@ def moving(
 def _traced_with_symbols(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph, settled: bool, names: Mapping[str, str],
     overlaps: Overlaps, later: Later | None, notes: GraphNotes | None,
-) -> Moving | Refusal:  # fmt: skip
+) -> Moving | Refusal | None:  # fmt: skip
+    """As ``moving``; None if sizes have become constants of Dynamo's trace, so that another one is for the others."""
     late: list[LateGraph] = []
     one: OneSize | None = None
 
@@ -331,7 +337,7 @@ def _traced_with_symbols(
         late.append(LateGraph(graph, context))
         return CompiledGraph(late[-1])
 
-    environments = {number.node.shape_env for x in inputs for number in _numbers_of(x) if is_symbolic(number)}
+    environments = _environments(inputs)
     with contextlib.ExitStack() as asked:
         conditions = [asked.enter_context(asked_sizes(environment)) for environment in environments]
         try:
@@ -346,7 +352,7 @@ def _traced_with_symbols(
         if TracingContext.try_get() is not None:
             set_one_apart(str(one))
             if _made_constant(inputs, one.sizes):
-                return _traced_with_symbols(gm, inputs, compile_graph, settled, names, overlaps, later, notes)
+                return None
         return Refusal(f"the trace for all sizes depends on one: {str(one).splitlines()[0]}")
     if overlaps.traced:
         return Refusal("inputs lie in each other, and some are written")
@@ -374,6 +380,10 @@ def _traced_with_symbols(
         return Refusal(str(e).splitlines()[0])
     first.program = sizes
     return Moving(sizes, whole)
+
+
+def _environments(inputs: Sequence[Any]) -> set[Any]:
+    return {number.node.shape_env for x in inputs for number in _numbers_of(x) if is_symbolic(number)}
 
 
 def _made_constant(inputs: Sequence[Any], sizes: Collection[Any]) -> bool:

@@ -217,6 +217,35 @@ def _always(condition: Any) -> bool:
     return bool(bound_sympy(more - less, spans).lower >= 0)
 
 
+def few(environment: Any) -> frozenset[Any]:
+    """The sizes that have few values by a guard of a trace: those in a product of functions of one size each that is a number.
+
+    ``(h // 4 - 3) * (w // 4 - 3) == 16`` is what a linear layer asks of the images that are flattened before it.
+    """
+    found: set[Any] = set()
+    for guard in environment.guards:
+        if not isinstance(guard.expr, sympy.Eq) or not any(side.is_Integer and side != 0 for side in guard.expr.args):
+            continue
+        product = next((side for side in guard.expr.args if not side.is_Integer), sympy.S.One)
+        factors = [f for f in sympy.Mul.make_args(sympy.factor_terms(product)) if f.free_symbols]
+        if all(_grows(f) for f in factors):
+            found |= product.free_symbols
+    return frozenset(found)
+
+
+def _grows(factor: Any) -> bool:
+    """Whether something is a function of one size that has no value again beyond some size: sums of quotients by numbers."""
+    if len(factor.free_symbols) != 1:
+        return False
+    if factor.is_symbol:
+        return True
+    if isinstance(factor, FloorDiv):
+        return bool(factor.args[1].is_Integer) and _grows(factor.args[0])
+    parts = [p for p in sympy.Add.make_args(factor) if p.free_symbols]
+    terms = [p.as_coeff_Mul() for p in parts]
+    return all(c.is_Integer and c > 0 and p != factor and _grows(p) for c, p in terms)
+
+
 def _symbolic(gm: fx.GraphModule) -> Iterator[Any]:
     for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")

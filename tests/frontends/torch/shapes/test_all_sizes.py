@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch._dynamo import config
@@ -91,22 +93,37 @@ def test_sizes_that_can_only_move_together() -> None:
     assert made == [2, 4, 4, 4]
 
 
-def test_images_that_are_flattened_are_of_one_size_and_any_number() -> None:
-    """What its backward asks of heights and widths makes constants of those, quietly; others that give as many are another trace's."""
+FLATTENED = [(5, 28, 28), (3, 28, 28), (12, 28, 28), (7, 28, 28), (4, 29, 31), (6, 29, 31)]
+"""Images; from 16 on PyTorch asks whether another of its kernels is to run."""
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_images_that_are_flattened_are_of_one_size_and_any_number(
+    train: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a linear layer or its backward asks of heights and widths makes constants of those, quietly, and where a graph was kept, too."""
+    monkeypatch.setenv("DCIR_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
-    torch._dynamo.reset()
     layers = (nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
     net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 10))
-    exact, fast = copy.deepcopy(net).double(), dcir.optimize(copy.deepcopy(net), dynamic=True)
-    # From 16 on PyTorch asks whether another of its kernels is to run.
-    for step, size in enumerate([(5, 28, 28), (3, 28, 28), (12, 28, 28), (7, 28, 28), (4, 29, 31), (6, 29, 31)]):
-        x = torch.randn(size).unsqueeze(1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error" if step < 4 else "ignore")
-            for module, given in ((net, x), (fast, x), (exact, x.double())):
-                module.zero_grad()
-                module(given).square().mean().backward()
-        for (name, got), want, true in zip(fast.named_parameters(), net.parameters(), exact.parameters(), strict=True):
-            check_close(got.grad, want.grad, true.grad, what=f"{name} at {size}")
-    moving, constant = programs(fast)
-    assert sorted(g.kind for g in moving) == ["backward"] * 2 + ["forward"] * 2 and not constant
+    exact = copy.deepcopy(net).double()
+    for kept in (False, True):
+        torch._dynamo.reset()
+        fast = dcir.optimize(copy.deepcopy(net), dynamic=True, keep_graphs=True)
+        for step, size in enumerate(FLATTENED):
+            x = torch.randn(size).unsqueeze(1)
+            with warnings.catch_warnings(), torch.set_grad_enabled(train):
+                warnings.simplefilter("error" if step < 4 else "ignore")
+                check_close(fast(x), net(x), exact(x.double()), what=f"{size}")
+                for module, given in ((net, x), (fast, x), (exact, x.double())) if train else ():
+                    module.zero_grad()
+                    module(given).square().mean().backward()
+            for (name, p), want, true in zip(
+                fast.named_parameters(), net.parameters(), exact.parameters(), strict=True
+            ):
+                if train:
+                    check_close(p.grad, want.grad, true.grad, what=f"{name} at {size}")
+        moving, constant = programs(fast)
+        kinds = ["backward", "backward", "forward", "forward"] if train else ["inference"] * 2
+        assert sorted(g.kind for g in moving) == kinds and not constant
+        assert ("as an earlier compilation left it" in str(fast.dcir.explain())) == kept
