@@ -216,4 +216,4 @@ def test_a_quotient_that_is_another_one_at_one():
         for length in (7, 4, 11, 12, 19, 5):
             x = torch.randn(1, length)
             torch.testing.assert_close(fast(x), crossed(x))
-    assert len(fast.dcir.explain().graphs) <= 2
+    assert len(fast.dcir.explain().graphs) == 2
