@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 
@@ -54,7 +55,7 @@ def test_a_trace_for_all_sizes_that_fails_within_vmap_is_made_anew(monkeypatch: 
         if any(isinstance(x, torch.SymInt) for x in inputs) and len(failed) < 2:
             failed.append(gm)
             torch._C._functorch._vmap_increment_nesting(2, "error")  # type: ignore[attr-defined]
-            raise OneSize("a size is asked for")
+            raise OneSize(sympy.Eq(sympy.Symbol("s0"), 3))
         return known(gm, inputs, **named)
 
     monkeypatch.setattr(ahead_of_time, "aot_module_simplified", once)
